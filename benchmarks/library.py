@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.windows import window_calls
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
@@ -72,7 +73,8 @@ def catalogue() -> list[Case]:
     """List representative calls of every family, for each dtype that it has kernels for."""
     products = *_gemms(), *_grouped_gemms(), *_dequant_gemms(), *_scaled_gemms(), *_experts()
     attentions = *_attentions(), *_attention_backwards(), *_attentions_of_sequences()
-    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans(), *_large_products()]
+    convolutions = (Case(*named) for named in window_calls())
+    return [*products, *attentions, *_decodings(), *_rows(), *_routing(), *_scans(), *convolutions, *_large_products()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:

@@ -93,7 +93,7 @@ def case(device: str, form: str, m: int, n: int, k: int) -> Case:
     if form == "blocks" and device != "cpu":
         yardsticks["one"] = partial(torch._scaled_mm, a, b.mT, one, one, out_dtype=OUT)
     if form != "blocks" and device != "cpu":
-        rivals["torch, fast"] = partial(torchs, True)
+        rivals["torch-fast"] = partial(torchs, True)
     ours = partial(scaled_gemm, a, b.mT, scale_a, scale_b, [], "", "", OUT)
     return Case(ours, rivals, lambda out: out[rows], expected, yardsticks)
 

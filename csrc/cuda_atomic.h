@@ -122,30 +122,43 @@ template <class T> TILE_DEVICE T atomic_load_seq_cst(const T* p) {
   return atomic_load_acquire(p);
 }
 
-// Adds the neighbours values[0 .. count) to p[0 .. count), each atomically, in as few instructions as the chip has; p is
-// aligned to all of them (at most 16 bytes). Nothing is given back.
-template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* values) {
+namespace atomic_detail {
+
 #if __CUDA_ARCH__ >= 900
-  if constexpr (same<T, float> && count == 4) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
-    return;
-  } else if constexpr (same<T, float> && count == 2) {
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(values[0]), "f"(values[1]) : "memory");
-    return;
+inline constexpr bool has_vectors = true;  // of up to 16 bytes; and pairs of bf16
+#else
+inline constexpr bool has_vectors = false;
+#endif
+
+// Adds pairs of 16-bit floats, each pair in one word.
+#define TILE_ADD_PAIRS(T, kind)                                                                                   \
+  template <int count> TILE_DEVICE void add_pairs(T* p, const uint32_t* v) {                                      \
+    if constexpr (count == 8 && has_vectors) {                                                                    \
+      asm volatile("red.global.add.noftz.v4." kind " [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]),     \
+                   "r"(v[2]), "r"(v[3]) : "memory");                                                              \
+    } else if constexpr (count == 4 && has_vectors) {                                                             \
+      asm volatile("red.global.add.noftz.v2." kind " [%0], {%1, %2};" ::"l"(p), "r"(v[0]), "r"(v[1]) : "memory"); \
+    } else {                                                                                                      \
+      _Pragma("unroll") for (int i = 0; i < count / 2; ++i)                                                       \
+        asm volatile("red.global.add.noftz." kind " [%0], %1;" ::"l"(p + 2 * i), "r"(v[i]) : "memory");           \
+    }                                                                                                             \
   }
-#endif
-  if constexpr (same<T, f16> && count % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < count; i += 2)
-      asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(p + i), "r"(*reinterpret_cast<const uint32_t*>(values + i)) : "memory");
-    return;
-#if __CUDA_ARCH__ >= 900
-  } else if constexpr (same<T, bf16> && count % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < count; i += 2)
-      asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(p + i), "r"(*reinterpret_cast<const uint32_t*>(values + i)) : "memory");
-    return;
-#endif
+TILE_ADD_PAIRS(f16, "f16x2")
+TILE_ADD_PAIRS(bf16, "bf16x2")
+#undef TILE_ADD_PAIRS
+
+}  // namespace atomic_detail
+
+// Adds the neighbours values[0 .. count) to p[0 .. count), each atomically, in as few instructions as the chip has; both
+// are aligned to all of them (at most 16 bytes). Nothing is given back.
+template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* values) {
+  using namespace atomic_detail;
+  if constexpr (same<T, float> && count == 4 && has_vectors) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
+  } else if constexpr (same<T, float> && count == 2 && has_vectors) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(values[0]), "f"(values[1]) : "memory");
+  } else if constexpr (count % 2 == 0 && (same<T, f16> || (same<T, bf16> && has_vectors))) {
+    add_pairs<count>(p, reinterpret_cast<const uint32_t*>(values));
   } else {
 #pragma unroll
     for (int i = 0; i < count; ++i) atomic_add(p + i, values[i]);

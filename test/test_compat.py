@@ -147,6 +147,27 @@ def test_tiles_that_nothing_wrote_begin_at_0(installed):
         assert torch_tile.compile(program(64), target="cuda:sm_90a").interpret(given, result).kinds == set()
 
 
+def test_tiles_of_the_sizes_of_calls_that_nothing_wrote_begin_at_0(installed):
+    length = T.symbolic("length")
+
+    @T.prim_func
+    def main(B: T.Tensor((length,), "int32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((length,), "int32")
+            T.copy(tile, B)
+
+    for target in ("cpu", "cuda:sm_90a"):
+        with pytest.warns(UserWarning, match="what nothing wrote begins at 0"):
+            kernel = torch_tile.compile(main, target=target)
+        for size in (100, 200, 100):
+            result = torch.ones(size, dtype=torch.int32)
+            (kernel if target == "cpu" else kernel.interpret)(result)
+            assert not result.any()
+    torch_tile.tolerance.tolerate(False)
+    with pytest.raises(TileError, match="no statement before can have written"):
+        torch_tile.compile(main, target="cpu")
+
+
 def test_floats_are_cut_off_in_integers(installed):
     def program():
         @T.prim_func

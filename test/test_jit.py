@@ -315,6 +315,27 @@ def test_dumped_stages_trace_back(monkeypatch, tmp_path):
     assert alike(module.dumped.program, last)
 
 
+def test_dumped_programs_of_one_name_lie_side_by_side(monkeypatch, tmp_path):
+    """And those of one program compiled again replace the first ones."""
+
+    def made(factor):
+        @T.prim_func
+        def main(x: T.Tensor((8,), "float32")):
+            with T.Kernel(1):
+                for i in T.Parallel(8):
+                    x[i] = x[i] * factor
+
+        return main.program
+
+    monkeypatch.setenv("TORCH_TILE_DUMP", str(tmp_path))
+    counts = []
+    for factor in (2.0, 3.0, 2.0):
+        lower(made(factor))
+        counts.append(len(list(tmp_path.iterdir())))
+    assert counts[1] == counts[2] == 2 * counts[0]
+    assert len({file.name.split("_")[0] for file in tmp_path.iterdir()}) == 2
+
+
 def run_gemm():
     a = torch.ones(64, 64)
     epilogue = "v0=add(acc0,x0);v1=gelu(v0);ret v1"

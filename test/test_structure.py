@@ -77,6 +77,7 @@ NOT_MIRRORED = {
     "kernels/test_typical_sizes.py": "is about the cuts of all families",
 }
 
+WORDS = 20  # of a sentence, at most
 LOADS_ALL_OF = {"ops.all_families": "ops.families"}  # modules that import all modules of a package, by their names
 
 MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece
@@ -234,6 +235,7 @@ LIGHT = (
     "ops",
     "kernels.attention.args",
     "kernels.attention.arguments",
+    "kernels.conv.args",
     "kernels.gemm.args",
     "kernels.linear_attention.args",
     "kernels.loss.args",
@@ -439,6 +441,50 @@ def plain_words(root: Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}:{line}: `{name}`: another word for {found[1]}, see the glossary"
 
 
+def sentence_lengths(root: Path) -> Iterator[str]:
+    """Sentences of docstrings, comments and documents have at most WORDS words; text in backticks counts as one."""
+    texts = [(path, [*docstrings(parse(path)), *comments(path.read_text())]) for path, _ in sources(root)]
+    texts += [(path, [(1, in_markdown(path.read_text()))]) for path in documents(root)]
+    for path, found in texts:
+        for line, prose in found:
+            for sentence in sentences(prose):
+                if (count := len(re.findall(r"\S*\w\S*", sentence))) > WORDS:
+                    yield f"{path.relative_to(root)}:{line}: a sentence of {count} words: {sentence[:60]}..."
+
+
+def documents(root: Path) -> Iterator[Path]:
+    """The documents for users and developers; the log of tries is notes."""
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]:
+        if path.exists() and path.name != "perf-log.md":
+            yield path
+
+
+def in_markdown(text: str) -> str:
+    """The prose of a document: without code, headings, addresses of links and marks of bold text."""
+    text = re.sub(r"```.*?```|^#[^\n]*$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text.replace("**", ""))
+
+
+def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """The docstrings of a module, each with the line of what it describes."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """The comments that have lines of their own, neighbouring lines joined."""
+    for found in re.finditer(r"(?:^ *# .*\n)+", text, re.MULTILINE):
+        yield text.count("\n", 0, found.start()) + 1, re.sub(r"^ *# ", "", found[0], flags=re.MULTILINE)
+
+
+def sentences(prose: str) -> Iterator[str]:
+    """The sentences of a text. Colons and semicolons end one; diagrams and tables have none."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.|[\w, ]{1,40}:\s))", prose):
+        if "|" not in (plain := re.sub(r"``?[^`]+``?", "CODE", " ".join(paragraph.split()))):
+            yield from re.split(r"(?<=[.!?:;])\s+", plain)
+
+
 RULES = [
     import_direction,
     import_circles,
@@ -456,6 +502,7 @@ RULES = [
     module_docstrings,
     silent_errors,
     plain_words,
+    sentence_lengths,
 ]
 
 
@@ -586,6 +633,21 @@ PLANTED = [
     ),
     (silent_errors, {"torch_tile/jit.py": "def f():\n    raise TypeError()\n"}, "TypeError is raised without"),
     (plain_words, {"torch_tile/jit.py": "row_fade = 1\n"}, "jit.py:3: `row_fade`: another word for fade"),
+    (
+        sentence_lengths,
+        {"torch_tile/jit.py": f"# {'word ' * 10}\n# {'word ' * 11}\n"},
+        "jit.py:3: a sentence of 21 words",
+    ),
+    (
+        sentence_lengths,
+        {"docs/a.md": f"# {'title ' * 30}\n```\n{'code ' * 30}\n```\n1. {'word ' * 21}\n"},
+        "docs/a.md:1: a",
+    ),
+    (
+        sentence_lengths,
+        {"torch_tile/jit.py": f'def f():\n    """{"word " * 12}`a b c`\n    {"word " * 8}."""\n'},
+        "jit.py:3: a sentence of 21 words",
+    ),
 ]
 
 

@@ -20,13 +20,15 @@ from torch_tile.tools import Mistake
 def _parser() -> argparse.ArgumentParser:
     """Describe the commands and their options."""
     parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Command)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
 
     def add(name: str, does: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
 
-    demo = add("demo", 'a small Llama by eager torch, Inductor and backend="tile", by turns')
-    demo.add_argument("--tokens", type=_positive, default=128, help="length of the input (default: %(default)s)")
+    demo = add(
+        "demo", 'a Llama by eager torch, Inductor and backend="tile", by turns; on a GPU with layers of real sizes'
+    )
+    demo.add_argument("--tokens", type=_positive, default=0, help="length of the input (128 on a CPU, 2048 on a GPU)")
     demo.add_argument(
         "--select", choices=("fastest", "tile"), default="fastest", help="the backend's option (default: %(default)s)"
     )
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Command(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A command's parser, which refuses unknown options itself."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -152,13 +154,13 @@ def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bac
 
 def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Load the (model, arguments, keyword arguments) that a command-line name stands for. Raises Mistake."""
-    from torch_tile.tools.models import SAMPLES, VOCABULARY
+    from torch_tile.tools.models import SAMPLES
 
     if target in SAMPLES:
         import torch
 
         sample = SAMPLES[target]()
-        return sample.model, *sample.arguments(torch.randint(0, VOCABULARY, (1, 128)))
+        return sample.model, *sample.arguments(torch.randint(0, sample.vocabulary, (1, 128)))
     where, _, name = target.rpartition(":")
     if not where or not name:
         raise Mistake(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")

@@ -33,7 +33,7 @@ from torch_tile.diagnostics.errors import ForeignTextError, InternalError, Launc
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Var
+from torch_tile.ir.expr import Call
 from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
@@ -80,25 +80,26 @@ def compile_program(
     warn_of_results(program, out_idx, build.options.strict)
     if build.target.kind == "cpu":
         warn_of_threads(program)
-    if sizes := sizes_of_tiles(program):
-        return _sized(program, sizes, out_idx, build)
-    if build.options.strict:
+    sized = bool(sizes_of_tiles(program))
+    if build.options.strict and not sized:
         warn_of_paths(program)
-    step = compile_cuda if build.target.kind == "cuda" else compile_cpu
+    step = _sized if sized else compile_cuda if build.target.kind == "cuda" else compile_cpu
     try:
         return step(program, out_idx, build)
     except TileError as problem:
         if any(each.code not in ("unwritten", "unwritten_element") for each in problem.diagnostics):
             raise
+        if sized and not tolerant():
+            raise
         compiled = partial(step, out_idx=out_idx, build=build)
         return (_compile_cleared if tolerant() else _compile_to_refuse)(problem, compiled, program)
 
 
-def _sized(program: Program, sizes: Sequence[Var], out_idx: Sequence[int], build: Build) -> JITKernel:
-    """Return a kernel that is compiled at calls, for their `sizes` of shared tiles. Other errors are raised now."""
+def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
+    """Return a kernel that is compiled at calls, for their sizes of shared tiles. Other errors are raised now."""
     from torch_tile.lowering.common.check import check_kernel
 
-    check_kernel(program, known_later=sizes)
+    check_kernel(program, known_later=sizes_of_tiles(program))
     return SizedKernel(
         program, out_idx, build,
         lambda sizes: compile_program(fix_sizes(program, sizes), out_idx, build.target, build.options),
@@ -321,7 +322,10 @@ class JITFunction:
             fix = "write @staticmethod above the decorator, and pass what the kernel depends on"
             raise error("bad_argument", parameter_span(function, "self"), op="jit", name="self", why=why, fix=fix)
         self.function: FunctionType = function
-        self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
+        self.out_idx, self.options = out_idx, options or PassOptions()
+        self.target: object = Target.of(target) if isinstance(target, dict) else target  # kernels are found by it
+        if (function.__module__ or "").startswith("torch_tile.kernels."):  # cells and prompts may have none
+            self.options = replace(self.options, measured=True)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)

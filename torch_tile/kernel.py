@@ -205,8 +205,8 @@ class JITKernel(metaclass=Compiled):
     def profile(self, sizes: Mapping[str, int] | None = None) -> LineTimes:
         """Estimate the time of each line of the kernel; it prints as a table.
 
-        Where its device is there, the kernel is timed on made-up inputs, and the lines share that time as the cost
-        model weighs their work. Elsewhere all times are the model's. `sizes` has sizes known only at run time, by
+        Where its device is there, the kernel is timed on made-up inputs. The lines share that time as the cost model
+        weighs their work. Elsewhere all times are the model's. `sizes` has sizes known only at run time, by
         name: {"m": 1024}. Raises LaunchError where one is missing and the kernel is timed.
         """
         from torch_tile.compiler.line_times import line_times

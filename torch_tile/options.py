@@ -27,8 +27,8 @@ FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
 class CompileOptions(TypedDict, total=False):
     """The keyword arguments that `jit`, `compile` and `par_compile` share. Those in `ACCEPTED` have no effect.
 
-    strict: raise an error for everything that became slower than it could be, and log a warning for each tile that
-    some path leaves unwritten before a read. pass_configs: keys of `PassConfigKey`.
+    strict: raise an error for everything that became slower than it could be. Log a warning for each tile that some
+    path leaves unwritten before a read. pass_configs: keys of `PassConfigKey`.
     compile_flags: `--use_fast_math` is heeded.
     """
 
@@ -42,9 +42,9 @@ class CompileOptions(TypedDict, total=False):
 
 
 # Keys of pass_configs: those that matter here, and TileLang's, which change no result.
-EFFECTIVE = ("tl.enable_fast_math", "tl.disable_fast_math", "tl.enable_tf32", "tl.strict")
+EFFECTIVE = ("tl.enable_fast_math", "tl.disable_fast_math", "tl.enable_tf32", "tl.strict", "tl.disable_wgmma")
 TILELANGS = """
-    tl.disable_warp_specialized tl.disable_tma_lower tl.disable_wgmma tl.enable_async_copy tl.disable_vectorize_256
+    tl.disable_warp_specialized tl.disable_tma_lower tl.enable_async_copy tl.disable_vectorize_256
     tl.enable_lower_ldgstg tl.enable_lower_ldgstg_predicated tl.disable_shuffle_elect tl.disable_loop_unswitching
     tl.loop_unswitching_allow_non_trivial_else tl.enable_aggressive_shared_memory_merge
     tl.disable_shared_memory_reuse tl.disable_thread_storage_sync tl.force_let_inline
@@ -154,4 +154,6 @@ def pass_options(
         strict=bool(strict or configs.get("tl.strict", base.strict)),
         fast_math=bool(fast or any(flag in FAST_MATH_FLAGS for flag in flags)),
         tf32=bool(configs.get("tl.enable_tf32", base.tf32)),
+        mma_sync=bool(configs.get("tl.disable_wgmma", base.mma_sync)),
+        measured=base.measured,
     )

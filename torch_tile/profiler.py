@@ -286,7 +286,10 @@ class Profiler:
         """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)
-        expected = _listed(reference(*copies), copies)
+        result = reference(*copies)
+        if result is None and all(_same_bits(a, b) for a, b in zip(args, copies, strict=True) if hasattr(a, "clone")):
+            raise AssertionError("the reference returns nothing and writes nothing: let it return the expected tensors")
+        expected = _listed(result, copies)
         return _listed(self.kernel(*args), args), expected
 
 

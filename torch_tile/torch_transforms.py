@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What autograd and torch.func's transforms call for operators made here: the library's, and users' kernels.
 
-Torch's own kernels of `register_autograd` raise inside of torch.func.grad and its like, and lose tangents of forward
+Torch's own kernels of `register_autograd` raise inside of torch.func.grad and its like. They lose tangents of forward
 mode without a word. These take the former and refuse the latter. Batches of torch.func.vmap are computed in turn.
 """
 
@@ -29,15 +29,15 @@ class _Received:
         self.kernel = fn
 
 
-def autograd_kernel(op: Any, made: Callable[[], tuple[SetupContext, Backward]]) -> Callable[..., Any]:
-    """Return the autograd kernel of an operator, as torch.library.register_autograd makes it from what `made` returns.
+def autograd_kernel(op: Any, make_gradient: Callable[[], tuple[SetupContext, Backward]]) -> Callable[..., Any]:
+    """Return the autograd kernel of an operator, as torch.library.register_autograd makes it of `make_gradient()`.
 
     It is made at the first call: its classes take a millisecond.
     """
 
     @functools.cache
     def ordinary() -> Callable[..., Any]:
-        setup_context, backward = made()
+        setup_context, backward = make_gradient()
         received: Any = _Received()
         torch.library.register_autograd(op._schema.name, backward, setup_context=setup_context, lib=received)
         kernel: Callable[..., Any] = received.kernel
@@ -45,7 +45,7 @@ def autograd_kernel(op: Any, made: Callable[[], tuple[SetupContext, Backward]]) 
 
     @functools.cache
     def transformed() -> Callable[..., Any]:
-        return _transformed(op, *made())
+        return _transformed(op, *make_gradient())
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **named: Any) -> Any:
         if torch._C._are_functorch_transforms_active():

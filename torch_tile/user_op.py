@@ -238,12 +238,14 @@ def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
 
     Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
     """
+    found = next((n for n, value in enumerate(args) if getattr(value, "requires_grad", False)), None)
+    if found is None:  # what follows would cost each call 2 us
+        return
     import torch
 
-    found = next((n for n, value in enumerate(args) if getattr(value, "requires_grad", False)), None)
     given = kernel.launcher.binding.given
     below = torch._C.DispatchKey.AutogradFunctionality
-    if found is None or found >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
+    if found >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
         return
     param, out = given[found], [kernel.program.params[n] for n in written_params(kernel.lowered)]
     name = f"argument `{param.name}` of {kernel.__name__}"

@@ -32,7 +32,7 @@ def test_flags():
 
 
 @pytest.mark.parametrize("kind", ["float", "double", "tile::f16", "tile::bf16", "int32_t"])
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_vectors_compile(kind, count):
     values = ", ".join(f"p[{n}]" for n in range(count))
     compile_everywhere(f"""

@@ -57,3 +57,20 @@ def test_quiet_elsewhere(monkeypatch) -> None:
     with progress.waiting("compiling"):
         time.sleep(0.05)
     assert made.getvalue() == ""
+
+
+def test_a_clock_of_a_tool_has_the_line_for_itself(terminal) -> None:
+    with progress.only_clock(), progress.waiting("compiling"):
+        time.sleep(0.1)
+    assert terminal.getvalue() == ""
+    with progress.waiting("compiling"):  # the line is free again
+        terminal.await_words("compiling")
+    assert "compiling" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("columns", [20, 30, 200])
+def test_a_narrow_terminal_cuts_the_words(columns: int, monkeypatch) -> None:
+    """A line that wraps would not be overwritten by the next one."""
+    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: SimpleNamespace(columns=columns))
+    text = progress.clock_line("computing what takes very long", time.perf_counter())
+    assert text.startswith("\rcomputing") and text.endswith(" ... 0 s") and len(text) - 1 < columns

@@ -6,45 +6,15 @@ import pytest
 import torch_tile.language as T
 
 
-def kept_tile():
-    @T.prim_func
-    def kernel(A: T.Tensor((4, 64), "float32")):
-        with T.Kernel(4, threads=64) as bx:
-            tile = T.alloc_shared((64,), "float32")  # here
-            T.copy(A[bx, :], tile)
-            T.sync_grid()
-            T.copy(tile, A[3 - bx, :])
-
-
-def half_set_tile():
-    @T.prim_func
-    def kernel(A: T.Tensor((4, 64), "float32")):
-        with T.Kernel(4, threads=64) as bx:
-            tile = T.alloc_shared((64,), "float32")  # here
-            T.copy(A[bx, :], tile)
-            T.sync_grid()
-            T.clear(tile[0:32])
-            T.copy(tile, A[3 - bx, :])
-
-
-def changed_value():
+def kept_barrier():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
         with T.Kernel(4, threads=32) as bx:
-            x = A[bx]  # here
-            A[bx] = x + 1
+            ready = T.alloc_barrier(32)  # here
+            T.barrier_arrive(ready)
             T.sync_grid()
-            A[3 - bx] = x
-
-
-def kept_variable():
-    @T.prim_func
-    def kernel(A: T.Tensor((4,), "float32")):
-        with T.Kernel(4, threads=32) as bx:
-            v = T.alloc_var("float32", 1.0)  # here
-            v = v + A[bx]
-            T.sync_grid()
-            A[bx] = v
+            T.barrier_wait(ready, 0)
+            A[bx] = 1
 
 
 def in_a_loop():
@@ -75,10 +45,7 @@ def in_a_long_loop():
 
 
 CASES = {
-    kept_tile: ("lost_at_grid_sync", 'T.alloc_shared((64,), "float32")'),
-    half_set_tile: ("lost_at_grid_sync", 'T.alloc_shared((64,), "float32")'),
-    changed_value: ("lost_at_grid_sync", "x = A[bx]"),
-    kept_variable: ("lost_at_grid_sync", 'T.alloc_var("float32", 1.0)'),
+    kept_barrier: ("lost_at_grid_sync", "T.alloc_barrier(32)"),
     in_a_loop: ("not_outermost", "T.sync_grid()"),
     in_a_branch: ("not_outermost", "T.sync_grid()"),
     in_a_long_loop: ("bad_argument", "for _ in T.serial(257):"),

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,23 @@ def whole(*shape: int, dtype: torch.dtype = torch.float32, most: int = 4) -> tor
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor for results."""
     return torch.zeros(*shape, dtype=dtype)
+
+
+def counts(n: int, below: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Natural numbers below a bound."""
+    return torch.randint(0, below, (n,), dtype=torch.int64).to(dtype)
+
+
+def ints(values: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Numbers of Python as a tensor; those that a type does not hold wrap."""
+    bits = torch.iinfo(dtype).bits
+    wrapped = [((int(v) + 2**63) % 2**64) - 2**63 for v in np.asarray(values, dtype=object).ravel()]
+    made = torch.tensor(wrapped, dtype=torch.int64).view(np.asarray(values, dtype=object).shape)
+    if dtype == torch.uint64:
+        return made.view(torch.uint64)
+    if not dtype.is_signed:
+        return (made & (2**bits - 1)).to(dtype)
+    return made.to(dtype)
 
 
 class Cases:

@@ -10,9 +10,10 @@ PAGE = (Path(__file__).parent / "README.md").read_text()
 
 
 def test_tests_exist() -> None:
-    paths = re.findall(r"`(test/[\w/]+\.py)`", PAGE)
-    assert len(paths) > 50
-    assert not [path for path in paths if not (ROOT / path).is_file()]
+    tests = re.findall(r"`(test/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+    assert len(tests) > 60
+    assert not [path for path, _ in tests if not (ROOT / path).is_file()]
+    assert not [name for path, name in tests if f"def {name}" not in (ROOT / path).read_text()]
 
 
 def test_each_mend_stands_beside_a_kind() -> None:

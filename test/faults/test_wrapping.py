@@ -223,6 +223,93 @@ def test_operations_of_narrow_types_wrap(dtype: str, way: Callable[..., None]) -
     assert torch.equal(out.long(), wanted) and torch.equal(greater, wrapped(x * y) > x)
 
 
+WIDTHS = {f"{sign}int{bits}": bits for bits in (8, 16, 32, 64) for sign in ("", "u")}
+WRAPPING = [dtype for dtype in WIDTHS if dtype != "int32"]  # of sizes, whose results are exact
+
+
+def _held(x: int, dtype: str) -> int:
+    """The number of a type that a number wraps to."""
+    least = 0 if dtype[0] == "u" else -(2 ** (WIDTHS[dtype] - 1))
+    return (x - least) % 2 ** WIDTHS[dtype] + least
+
+
+@pytest.mark.parametrize("dtype", WRAPPING)
+@pytest.mark.parametrize("named", [False, True], ids=["at once", "named"])
+def test_operations_of_parameters_wrap(dtype: str, named: bool, seed: int, way: Callable[..., None]) -> None:
+    """A compiler that takes sums of parameters for small would drop signs, ends of loops and conditions."""
+    of, bits = getattr(T, dtype), WIDTHS[dtype]
+    factor = _held(0x9E3779B97F4A7C15 | 1, dtype)
+    out = f"{'u' if dtype[0] == 'u' else ''}int64"
+
+    @T.prim_func
+    def kernel(O: T.Tensor((9,), out), n: of, m: of):
+        with T.Kernel(1, threads=32):
+            y = T.alloc_var(dtype, n + m) if named else n + m
+            O[0] = T.cast(y // of(7), out)
+            O[1] = T.cast((n - m) >> 3, out)
+            O[2] = T.cast((n * of(factor)) % of(100), out)
+            O[3] = T.cast(n * m - m * m + n, out)
+            O[4] = T.cast(T.max(y, of(5)) // of(3), out)
+            if n + of(1) > n:
+                O[5] = T.cast(1, out)
+            turns = T.alloc_var("int32", 0)
+            for k in T.serial(6):
+                if n + T.cast(k, dtype) == m:
+                    break
+                turns = k + 1
+            O[6] = T.cast(turns, out)
+            O[7] = T.cast((n << of(bits - 3)) // of(2), out)
+            O[8] = T.cast(~n * of(3) % of(11), out)
+
+    def meaning(n: int, m: int) -> list[int]:
+        held = lambda x: _held(x, dtype)  # noqa: E731
+        turns = next((k for k in range(6) if held(n + k) == m), 6)
+        return [
+            held(n + m) // 7, held(n - m) >> 3, held(n * factor) % 100, held(n * m - m * m + n),
+            max(held(n + m), 5) // 3, int(held(n + 1) > n), turns, held(n << (bits - 3)) // 2, held(~n * 3) % 11,
+        ]  # fmt: skip
+
+    least, most = _held(2 ** (bits - 1), dtype) if dtype[0] != "u" else 0, _held(-1, dtype)
+    most = most if dtype[0] == "u" else 2 ** (bits - 1) - 1
+    pairs = [(most, most), (most, least), (least, most), (least, 1), (most - 2, _held(most + 1, dtype)), (1, 3)]
+    torch.manual_seed(seed)
+    pairs += [(_held(int(a), dtype), _held(int(b), dtype)) for a, b in torch.randint(-(2**63), 2**63 - 1, (4, 2))]
+    for n, m in pairs:
+        o = torch.zeros(9, dtype=getattr(torch, out))
+        way(kernel, o, n, m)
+        assert o.tolist() == meaning(n, m), (n, m)
+
+
+@pytest.mark.parametrize("shift", [-(2**63) + 1, 2**63 - 1, 2**62 + 2**61, -(2**62) - 2**61])
+def test_what_is_chosen_or_divided_beyond_64_bits_wraps(shift: int, seed: int, way: Callable[..., None]) -> None:
+    """The interval of the exact number orders it, and finds its remainder; the wrapped one lies elsewhere."""
+    top = 2**63 - 1
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), O: T.Tensor((2, 32, 6), "int64"), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(32):
+                y = (T.cast(A[i], "int64") + shift) + (T.int64(shift // 2) + b + n)
+                O[b, i, 0] = T.max(n, y)
+                O[b, i, 1] = T.min(y, T.int64(5) + b)
+                O[b, i, 2] = y % top
+                O[b, i, 3] = y // (top // 2)
+                O[b, i, 4] = T.clamp(y, -8, 8)
+                O[b, i, 5] = T.clamp(T.int64(top - 1) << ((b + n) & 63), 0, 8)
+
+    torch.manual_seed(seed)
+    a = torch.randint(-(2**31), 2**31, (32,), dtype=torch.int32)
+    o = torch.zeros(2, 32, 6, dtype=torch.int64)
+    n = 3
+    way(kernel, a, o, n)
+    for b in range(2):
+        for i, x in enumerate(a.tolist()):
+            y = _held(x + shift + shift // 2 + b + n, "int64")
+            shifted = _held((top - 1) << (b + n), "int64")
+            wanted = [max(n, y), min(y, 5 + b), y % top, y // (top // 2), min(max(y, -8), 8), min(max(shifted, 0), 8)]
+            assert o[b, i].tolist() == wanted, (b, i)
+
+
 def test_products_of_uint16_are_no_signed_ones() -> None:
     @T.prim_func
     def kernel(A: T.Tensor((8,), "uint16"), O: T.Tensor((8,), "uint16")):

@@ -19,6 +19,7 @@ class Generator(Expressions):
 
     def __init__(self, seed, name):
         self.random = random.Random(seed)
+        self.aside = random.Random(f"aside {seed}")
         self.name, self.count = name, 0
         self.family = self.pick("float32", "float32", "float32", "float16", "bfloat16", "float8")
         self.sizes = [self.pick(1, 3, 4, 7, 8, 16, 17, 32) for _ in range(3)]

@@ -248,6 +248,7 @@ class Grammar(Kinds, Expressions):
 
     def __init__(self, seed, name):
         self.random, self.seed, self.name, self.count = random.Random(seed), seed, name, 0
+        self.aside = random.Random(f"aside {seed}")
         self.blocks = self.pick(1, 2, 2, 3)
         self.size = self.pick(4, 5, 8, 12, 16, 33)
         self.budget = self.random.randint(5, 14)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed expressions of random programs: as text of the language, and as plain Python that computes exact values.
 
-Python's integers have no width: the reference wraps where a type does. int32 and int64 expressions of the language need
-not wrap until they are stored, so that no operation here looks at their upper bits once they may have left the type.
+Python's integers have no width: the reference wraps where a type does. int32 expressions of the language need not wrap
+until they are stored, so that no operation here looks at their upper bits once they may have left the type.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-EXACT = ("int32", "int64")  # types whose expressions may leave them
+EXACT = ("int32",)  # types whose expressions may leave them; those of int64 wrap
 FLOATS = (0.0, -0.0, 1.0, -1.0, 2.5, -7.0, 1e30, -3e38, math.inf, -math.inf, math.nan)
 
 
@@ -118,6 +118,7 @@ class Expressions:
     """Makes expressions from what is in scope: `self.atom(is_float)` gives something to begin with."""
 
     random: random.Random
+    aside: random.Random  # for what was added later, so that other programs stay as they are
 
     def pick(self, *options):
         return self.random.choice(options)
@@ -292,6 +293,9 @@ class Expressions:
         else:
             a = tight(self.integer(depth - 1))
             b = tight(self.integer(depth - 1)) if self.chance(0.4) else self.compared(a)
+            if a.dtype == "int64" and self.aside.random() < 0.3:  # a sum with itself, which wraps at the ends
+                k = self.aside.choice((1, -1, 9, 2**40, -(2**62)))
+                b = settled(f"({a.text} + ({k}))", f"({a.reference} + ({k}))", a.dtype, a.low + k, a.high + k)
             if not b.text.strip("(-)").isdigit() and not of_signs(a, b):
                 a, b = operands(a, b, True)
         op = self.pick("<", "<=", ">", ">=", "==", "!=")

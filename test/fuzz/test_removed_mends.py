@@ -30,7 +30,10 @@ import torch_tile.codegen.cuda as cuda
 import torch_tile.codegen.cuda_stmt as cuda_stmt
 import torch_tile.codegen.cuda_text as cuda_text
 import torch_tile.ir.arith_util as arith_util
+import torch_tile.ir.bounds as bounds
 import torch_tile.ir.expr as expr
+import torch_tile.ir.mixed_radix as mixed_radix
+import torch_tile.ir.simplify as simplify
 import torch_tile.language.loops as loops
 import torch_tile.language.math as language_math
 import torch_tile.language.recorder as recorder
@@ -144,6 +147,10 @@ KINDS = {
         threads, "of_threads", SimpleNamespace(constant=lambda value, _: value), "sm_80", (135,)
     ),
     "unsigned extrema of threads": Mend(simt_values, "_UNSIGNED", {}, "sm_80", (0,)),
+    "divisors beyond an int32": Mend(mixed_radix, "_is_short", yes, "sm_80", (9302566,)),
+    "compared sums of 64 bits": Mend(
+        simplify, "is_compared_exactly", yes, "cpu", (261,), ((bounds, "is_compared_exactly", yes),)
+    ),
     "overlapping copies": Mend(part_overlaps, "may_overlap", no, "sm_80", (57,)),
     "chains of elif": Mend(rewrite, "error", too_deep, "tiles", (80,)),
     "negative steps": Mend(loops.Loop, "_downwards", upwards, "tiles", (22,)),

@@ -65,7 +65,10 @@ def order(kernel) -> str:
 
 
 def test_results_by_way_of_shared_memory() -> None:
-    """A fence and the role's barrier between what threads write and the bulk copy that reads it."""
+    """A fence and the role's barrier between what threads write and the bulk copy that reads it.
+
+    The results lie where operands did, so that another barrier ends the last products of all warps.
+    """
 
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), H)):
@@ -86,7 +89,8 @@ def test_results_by_way_of_shared_memory() -> None:
 prefetch_map barrier
 role 0+256:
   loop: mbarrier_wait wgmma_fence wgmma wgmma_commit wgmma_wait(1) mbarrier_arrive
-  wgmma_wait(0) mbarrier_arrive write fence_proxy_async named_barrier(1, 256) store bulk_commit bulk_wait
+  wgmma_wait(0) mbarrier_arrive named_barrier(1, 256) write fence_proxy_async named_barrier(1, 256) store
+      bulk_commit bulk_wait
 role 256+128:
   loop: mbarrier_wait mbarrier_expect load mbarrier_expect load mbarrier_arrive""",
     )

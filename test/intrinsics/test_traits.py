@@ -46,7 +46,7 @@ def test_what_orders_has_a_scope_or_an_engine():
         ({"sync": Sync.WAIT}, {"mbarrier_wait", "cluster_wait", "grid_wait"}),
         ({"is_grouped": True}, {"cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait"}),
         ({"starts": True}, {"cp_async", "tma_load", "tma_store", "wgmma"}),
-        ({"atomic": True}, {"atomic", "atomic_load", "arrive_last"}),
+        ({"atomic": True}, {"atomic", "atomic_add_vector", "atomic_load", "arrive_last"}),
         (
             {"publishes": True},
             {"mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"},

@@ -12,6 +12,7 @@ from torch_tile.ir.node import find
 from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
+from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
@@ -49,6 +50,7 @@ FOOTPRINTS = {
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,
+    "conv": lambda config, spec, bulk: conv.footprint(config, spec.product, bulk),
     "int8_rows_gemm": int8_rows.footprint,
     "attention": attention.footprint,
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),

@@ -38,7 +38,7 @@ def test_functions_ask_for_options_of_the_compiler(inside):
                 T.annotate_pass_configs({"tl.enable_tf32": True})
             A[0] = T.exp(A[0])
 
-    wanted = {"fast_math", "tf32"} if inside else {"fast_math"}
+    wanted = {"fast_math", "tf32"} if inside else {"fast_math", "mma_sync"}
     assert set(kernel.program.switches) == wanted
     again = torch_tile.compile(kernel, target="cuda:sm_80", pass_configs={"tl.enable_fast_math": False})
     assert again.build.options.fast_math and again.build.options.tf32 is inside

@@ -358,3 +358,19 @@ def test_a_tile_of_no_elements_is_not_used():
     with pytest.raises(TileError) as caught:
         torch_tile.compile(kernel, target="cpu")
     assert caught.value.code == "bad_shape"
+
+
+@pytest.mark.parametrize("made", ["view", "reducer"])
+def test_what_tilelang_asserts_is_an_assertion(made):
+    """So that tests which expect an AssertionError of TileLang's find one."""
+    with pytest.raises(AssertionError, match={"view": "as many elements", "reducer": "integer dtype"}[made]) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((1024,), "float32")):
+            with T.Kernel(1):
+                if made == "view":
+                    T.view(A, (32, 33))
+                else:
+                    T.alloc_reducer((1,), "float32", op="bitand")
+
+    assert isinstance(caught.value, TileError)

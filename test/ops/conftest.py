@@ -477,6 +477,14 @@ def group_tokens_samples(t: Maker) -> list[tuple]:
     return [(experts(5, 2), 6), (experts(301).int(), 5), (experts(3), 0)]
 
 
+def conv_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(2, 9, 7), t(5, 3, 7)),
+        (t(1, 5, 6, 7), t(9, 3, 2, 7), t(9), t(1, 5, 4, 9), [], [1, 0], [1, 2], "silu"),
+        (t.strided(2, 3, 5, 6, 4), t(3, 3, 2, 3, 4), t(3), None, [1, 2, 3], [2, 0, 0, 1, 1, 1], [], "relu"),
+    ]
+
+
 def causal_conv1d_samples(t: Maker) -> list[tuple]:
     return [
         (t(2, 5, 7), t(7, 4)),
@@ -627,6 +635,7 @@ SAMPLES = {
     "gated_delta_rule": gated_delta_rule_samples,
     "gated_delta_rule_backward": gated_delta_rule_backward_samples,
     "gated_delta_rule_step": gated_delta_rule_step_samples,
+    "conv": conv_samples,
     "causal_conv1d": causal_conv1d_samples,
     "causal_conv1d_backward": causal_conv1d_backward_samples,
     "causal_conv1d_update": causal_conv1d_update_samples,

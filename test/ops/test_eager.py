@@ -105,6 +105,7 @@ def test_tensors_are_not_kept():
 
 COPIES = (
     "attention_block_sparse_backward",  # lists by keys are made by torch
+    "conv",  # channels that are no multiple of 16 bytes get zeros behind them
     "lightning_index",  # torch chooses the largest scores
     "nsa_select",
     "mla_sparse",  # queries whose heads lie outermost

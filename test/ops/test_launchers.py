@@ -218,8 +218,8 @@ CALLS = {
                                                            half(2, 640, 64), half(2, 1, 16, 512))),
     "mla, scheduled": (
         "ttttttt", scheduled_mla_call,
-        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512), half(2, 640, 64),
-                 torch.full((2,), 640, dtype=torch.int32), torch.zeros(7, 4, dtype=torch.int32), half(2, 1, 16, 512)),
+        lambda: (half(5, 1, 16, 512), half(5, 1, 16, 64), half(5, 640, 512), half(5, 640, 64),
+                 torch.full((5,), 640, dtype=torch.int32), torch.zeros(12, 4, dtype=torch.int32), half(5, 1, 16, 512)),
     ),
     "mla_decode_lse": (
         "tttttt", whole_mla_lse_call,
@@ -343,6 +343,10 @@ CALLS = {
         "tttttttt", lambda *x: launchers.linear_cross_entropy_gradients(*x[:4], out=x[4:]),
         lambda: (torch.ones(3, 5), half(3, 5, 64), half(24, 64), torch.ones(3, 5).long(), torch.empty(()),
                  half(3, 5, 64), half(24, 64), half(0)),
+    ),
+    "conv": (
+        "tttt", lambda x, w, b, out: launchers.conv(x, w, b, None, (), (1, 1), (), "silu", out=out),
+        lambda: (half(2, 24, 20, 64), half(32, 3, 3, 64), half(32), half(2, 24, 20, 32)),
     ),
     "causal_conv1d": (
         "tttt", lambda x, w, b, out: launchers.causal_conv1d(x, w, b, None, "silu", out=out),
@@ -521,7 +525,7 @@ SIZES = {
     "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "fused_norm_quantize": 3, "softmax": 3, "cross_entropy": 5,
-    "cross_entropy_backward": 5, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,
+    "cross_entropy_backward": 5, "conv": 24, "causal_conv1d": 24, "causal_conv1d_update": 5, "ssd_chunk_scan": 40,
     "selective_state_update": 5, "gated_delta_rule": 70, "gated_delta_rule_step": 5, "gated_linear_attention": 70,
     "gated_linear_attention_step": 5,
 }  # fmt: skip
@@ -541,7 +545,8 @@ def test_what_is_launched_is_known_for_all_sizes(name, gpu):
         forms.append(TensorMeta(x.dtype, x.device, shape, dense if x.is_contiguous() else x.stride()))
     body = embedded(record(lambda given: function(*given, *number), forms, Symbols(env))).body
     checks = [line for line in body.splitlines() if "require" in line and "multiples of" not in line]
-    limits = "<= 2147418112ll", "<= 4294967296ll"  # only that 32 bits hold a size
+    # only that 32 bits hold a size, and a tensor map a stride
+    limits = "<= 2147418112ll", "<= 4294967296ll", "< 1099511627776ll"
     assert "numbers[0]" in body and all(any(limit in line for limit in limits) for line in checks)
 
 

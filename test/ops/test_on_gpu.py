@@ -189,7 +189,18 @@ def convolution(t):
     return t(t.size(1, 3), t.size(1, 500), d), t(d, t.pick(2, 3, 4)), t.pick(None, t(d)), None, t.pick("silu", "none")
 
 
+def images(t):
+    dims = t.pick(1, 2, 3)
+    sizes, taps = [t.size(3, (400, 60, 24)[dims - 1]) for _ in range(dims)], [t.size(1, 3) for _ in range(dims)]
+    channels, filters = t.pick(t.size(1, 40), 8 * t.size(1, 40)), t.pick(t.size(1, 40), 8 * t.size(1, 40))
+    window = [t.size(1, 2) for _ in taps], [t.size(0, 2) for _ in (*taps, *taps)], [t.size(1, 2) for _ in taps]
+    x, weight = t(t.size(1, 2), *sizes, channels), t(filters, *taps, channels) / (channels * len(taps)) ** 0.5
+    window[1][::2] = [max(n, 4 - size) for n, size in zip(window[1][::2], sizes, strict=True)]
+    return x, weight, t.pick(None, t(filters)), None, *window, t.pick("silu", "none")
+
+
 LARGE = {
+    "conv": images,
     "attention_varlen": varlen,
     "attention_varlen_backward": varlen_backward,
     "attention_paged": paged,

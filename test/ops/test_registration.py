@@ -23,7 +23,7 @@ PRODUCTS = [
     *("attention", "attention_lse", "mla_decode", "mla_decode_fp8", "mla_decode_lse", "mla_sparse"),
     *("attention_block_sparse", "attention_block_sparse_lse"),
     *("attention_paged", "attention_paged_lse", "attention_varlen", "attention_varlen_lse"),
-    *("causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
+    *("conv", "causal_conv1d", "causal_conv1d_update", "ssd_chunk_scan", "selective_state_update"),
     *("gated_delta_rule", "gated_delta_rule_step", "gated_linear_attention", "gated_linear_attention_step"),
     *("rwkv7", "rwkv7_step"),
 ]
@@ -142,7 +142,7 @@ def test_autocast_follows_its_dtype(name, dtype, samples, to_double):
             got = outputs(overload(name)(*args))[0]
         if name in WITH_DTYPE:
             assert got.dtype == next(x for x in args if isinstance(x, torch.dtype))
-        elif name == "linear" and len(args) > 3 and args[3] is not None:
+        elif name in ("conv", "linear") and len(args) > 3 and args[3] is not None:
             assert got.dtype == torch.float32  # as F.linear(..) + residual: the residual is not cast
         else:
             assert got.dtype == dtype
@@ -324,6 +324,7 @@ DYNAMIC["linear_cross_entropy"] = lambda t, n: (t(n, n + 1, 7), t(5, 7), torch.o
 DYNAMIC["linear_cross_entropy_gradients"] = lambda t, n: (
     *(t(n, n + 1).detach(), t(n, n + 1, 7), t(5, 7), torch.ones(n, n + 1).long(), t(5)),
 )
+DYNAMIC["conv"] = lambda t, n: (t(2, n, n + 1, 7), t(5, 3, 2, 7), t(5), t(2, n, n, 5), [], [1, 0])
 DYNAMIC["causal_conv1d"] = lambda t, n: (t(n, n + 1, 7), t(7, 4), t(7), t(n, 3, 7), "silu")
 DYNAMIC["causal_conv1d_backward"] = lambda t, n: (t(n, n + 1, 7), *DYNAMIC["causal_conv1d"](t, n))
 DYNAMIC["causal_conv1d_update"] = lambda t, n: (t(n, n + 1), t(n, n + 1, 4), t(n + 1, 4), None, "silu")

@@ -41,6 +41,14 @@ def listed_calls(t, integers):
     yield "mla_decode_fp8", (t(2, 2, 4, 128).detach(), t(2, 2, 4, 6).detach(), packed, None, None, listed)
 
 
+def calls_of_convolutions(t):
+    """(op, arguments) over images, and over the last times."""
+    yield "conv", (t(4, 5, 3, 6), t(8, 2, 3, 6))
+    yield "conv", (t(4, 5, 6), t(8, 2, 6), t(8), t(4, 3, 8), [2], [1, 0], [], "silu")
+    yield "causal_conv1d", (t(4, 3, 6), t(6, 4), t(6), t(4, 3, 6), "silu")
+    yield "causal_conv1d_update", (t(4, 6), t(4, 6, 4), t(6, 4))
+
+
 def calls():
     """(op, arguments): sizes that two ranks share evenly, and some that they do not."""
     generator = torch.Generator().manual_seed(1)
@@ -107,9 +115,8 @@ def calls():
     yield "route", (t(4, 3, 8), t(8).detach(), 3, "sigmoid", 4, 2)
     yield "group_tokens", (classes % 8, 8)
     yield "linear_cross_entropy", (t(4, 3, 5), t(8, 5), classes, t(8), None, -100, 0.1, 0.01, 3.0)
+    yield from calls_of_convolutions(t)
     decay = (-t(4).detach().abs()).requires_grad_()
-    yield "causal_conv1d", (t(4, 3, 6), t(6, 4), t(6), t(4, 3, 6), "silu")
-    yield "causal_conv1d_update", (t(4, 6), t(4, 6, 4), t(6, 4))
     for groups in (1, 2):
         keys = t(2, 5, groups, 4), t(2, 5, groups, 4)
         yield "ssd_chunk_scan", (t(2, 5, 4, 3), t(2, 5, 4), decay, *keys, t(4), None, t(4), t(2, 4, 3, 4), True)

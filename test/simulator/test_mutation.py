@@ -9,6 +9,7 @@ from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
 from torch_tile.kernels.attention import block_sparse, forward as attention, fp8, nsa, paged
+from torch_tile.kernels.conv import conv
 from torch_tile.kernels.gemm import (
     dequant as dequant_gemm,
     gemm,
@@ -170,9 +171,10 @@ def of_attention_fp8():
 
 
 def of_paged_float8():
-    q, (k, v) = randn(2, 1, 2, 32), ((randn(9, 32, 1, 32) / 2).to(torch.float8_e4m3fn) for _ in range(2))
-    table, lengths = torch.tensor([[3, 1, 8, 0], [2, 5, 7, 4]]).int(), torch.tensor([100, 33]).int()
-    scales = torch.rand(9, 32, 1) + 0.5, torch.rand(1, 1, 1) + 0.5
+    """Three tiles of keys for one sequence: a last tile waits early, to clear values past the last."""
+    q, (k, v) = randn(2, 1, 2, 32), ((randn(9, 64, 1, 32) / 2).to(torch.float8_e4m3fn) for _ in range(2))
+    table, lengths = torch.tensor([[3, 1, 8, 0, 6], [2, 5, 7, 4, 1]]).int(), torch.tensor([300, 33]).int()
+    scales = torch.rand(9, 64, 1) + 0.5, torch.rand(1, 1, 1) + 0.5
     args = k, v, table, lengths, None, 0, True, None, 0, 1, None, "", *scales
     return paged.attention_paged(q, *args), paged.reference(q.double(), *args)
 
@@ -287,6 +289,14 @@ def of_ssd_in_one_scan():
     return ssd.ssd_chunk_scan(*given, config=config), ssd.reference(*(x.double() for x in given))
 
 
+def of_conv():
+    """Two blocks take boxes of two rows, one after the other."""
+    given = randn(1, 5, 40, 24), randn(40, 2, 2, 24) / 10, randn(40)
+    config = conv.Config(2, 32, 32, 16, 128, 3, True, 2)
+    found = conv.conv(*given, None, (), (1, 0), (), "silu", config=config)
+    return found, conv.reference(*(x.double() for x in given), None, (), (1, 0), (), "silu")
+
+
 def of_delta_rule_step():
     state, q = randn(1, 2, 16, 16, dtype=torch.float32), randn(1, 2, 2, 16, dtype=torch.float32)
     given = state, q, q, q, -torch.rand(1, 2, 2, 16), torch.rand(1, 2, 2)
@@ -304,6 +314,7 @@ LIBRARY = {
     "ssd in one scan": of_ssd_in_one_scan,
     "kda": lambda: of_delta_rule(True),
     "delta rule step": of_delta_rule_step,
+    "conv": of_conv,
     "gemm fp16": lambda: of_gemm(70, 72, 840, torch.float16),  # more turns than stages: tiles are filled again
     "gemm ragged bf16": lambda: of_gemm(33, 41, 300, torch.bfloat16, "v=silu(acc0);ret v"),
     "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import linecache
+import re
 
 import pytest
 import torch
@@ -312,3 +313,104 @@ def test_machine_code(dtype, target):
 
     made = tilelang.compile(kernel, target=target)
     assert made.cubin.data[:4] == b"\x7fELF" and not made.cubin.warnings
+
+
+def adds(kernel, target):
+    """Return how many elements each addition of the generated text takes, and of those under a condition for each."""
+    text = tilelang.compile(kernel, target=target).get_kernel_source()
+    return sorted(int(n) for n in re.findall(r"atomic_add_vector<(\d)>", text)), "tile::atomic_add(" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_neighbours_are_added_by_one_instruction(dtype, capability):
+    """Whole tiles: as wide as the chip adds, and no wider than a thread holds neighbours or memory is aligned."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), dtype), out: T.Tensor((64, 64), dtype), odd: T.Tensor((64, 66), dtype)):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), dtype)
+            T.copy(A, tile)
+            T.atomic_add(out, tile)
+            T.atomic_add(odd[0:64, 2:66], tile)
+            T.atomic_max(out, tile)
+
+    most = {"float32": (1, 4), "float16": (2, 8), "bfloat16": (1, 8)}.get(dtype, (1, 1))[capability >= 90]
+    widths, _ = adds(kernel, f"cuda:sm_{capability}")
+    assert set(widths) == {w for w in (most, min(most, 2)) if w > 1}
+
+
+def test_an_accumulator_adds_pairs():
+    """Products leave two neighbours in a thread."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 32), "float16"), B: T.Tensor((32, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c)
+            T.atomic_add(C, c)
+
+    assert adds(kernel, "cuda:sm_90") == ([2], False)
+    assert adds(kernel, "cuda:sm_80") == ([], True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rows, columns, shift", [(7, 24, 0), (9, 30, 0), (5, 37, 0), (6, 32, 4), (6, 32, 3)])
+def test_wide_additions_to_any_place(dtype, rows, columns, shift, way, seed):
+    """Tiles that stick out, rows that are not aligned, a condition of the author's, and values of several sources."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((2, rows, columns), dtype), keep: T.Tensor((rows,), "int32"), out: T.Tensor((rows, columns), dtype)
+    ):
+        with T.Kernel(2, threads=32) as b:
+            tile = T.alloc_shared((16, 48), dtype)
+            T.copy(A[b, 0, 0], tile)
+            T.atomic_add(out[0:16, shift : shift + 48], tile)
+            for i, j in T.Parallel(rows, columns):
+                if keep[i] > 0:
+                    T.atomic_add(out[i, j], tile[i, j] * 2 + A[b, i, j])
+
+    a, out = (torch.randint(-9, 9, s).to(getattr(torch, dtype)) for s in ((2, rows, columns), (rows, columns)))
+    keep = torch.randint(0, 2, (rows,), dtype=torch.int32)
+    want = out.clone()
+    for x in a:
+        want[:, shift:] += x[:, : columns - shift]
+        want += x * 3 * keep[:, None].to(x.dtype)
+    way(kernel, a, keep, out)
+    assert torch.equal(out, want)
+
+
+def test_an_addition_to_what_its_value_reads():
+    """Steps that read what an earlier step adds to stay one at a time."""
+
+    @T.prim_func
+    def kernel(out: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                T.atomic_add(out[i], out[63 - i] * 0)
+
+    assert adds(kernel, "cuda:sm_90") == ([], True)
+
+
+def test_neighbours_run_along_threads():
+    """Rows are gathered by an index, which must not decide how elements are spread: threads take one row together."""
+
+    @T.prim_func
+    def kernel(at: T.Tensor((16,), "int32"), A: T.Tensor((16, 512), "float32"), out: T.Tensor((64, 576), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((16, 512), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(16, 128):
+                T.atomic_addx4(out[at[i], j * 4], tile[i, j * 4])
+            for i, j in T.Parallel(16, 512):
+                T.atomic_add(out[at[i], j], tile[i, j])
+
+    assert adds(kernel, "cuda:sm_90") == ([4, 4], False)
+    text = tilelang.compile(kernel, target="cuda:sm_90").get_kernel_source()
+    lines = [line for line in text.splitlines() if "atomic_add_vector" in line]
+    assert all("at[i" in line and "* 576 + thread * 4," in line for line in lines), lines

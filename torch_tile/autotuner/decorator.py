@@ -52,9 +52,9 @@ def autotune(
 ) -> Any:
     """Decorate a `@jit` function: at the first call for new arguments, find the fastest of `configs` on this machine.
 
-    `configs` are dicts of keyword arguments of the kernel function (`pass_configs` may be one), or a function that
-    makes them from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no new
-    search.
+    `configs` are dicts of keyword arguments of the kernel function; `pass_configs` may be one. Or they are a function
+    that makes the dicts from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no
+    new search.
 
     `settings`, with their defaults:
 
@@ -202,6 +202,10 @@ class AutotunedFunction:
         signature = self.function.signature
         try:
             named = signature.bind_partial(*args, **kwargs).arguments
+            for name in dict.fromkeys(name for config in configs for name in config):
+                if hasattr(named.get(name), "data_ptr"):
+                    why, fix = f"have `{name}`, which is a tensor of this call", "name sizes and other Python values"
+                    raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
             left = {name for config in configs for name in config if name in self.names and name not in named}
             signature.bind(*args, **kwargs, **dict.fromkeys(left))
         except TypeError as problem:

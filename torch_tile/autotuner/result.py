@@ -154,6 +154,9 @@ class Settings:
             if name in NUMBERS and (not isinstance(value, int | float) or value < 0):
                 fix = f"give a number of 0 or more, as {name}={getattr(self, name)}"
                 raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
+            if name in LIMITS and value is not None and (not isinstance(value, int | float) or value <= 0):
+                fix = f"give a number above 0, or None for no limit, as {name}={getattr(self, name)}"
+                raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
             if name in FUNCTIONS and value is not None and not callable(value):
                 fix = f"give a function: {name}=f"
                 raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
@@ -166,6 +169,9 @@ class Settings:
 
 NUMBERS = ("warmup", "rep", "rtol", "atol", "max_mismatched_ratio", "early_stop_factor")
 """Settings that are numbers and never None."""
+
+LIMITS = ("timeout", "prune")
+"""Settings that are numbers above 0, or None."""
 
 FUNCTIONS = ("supply_prog", "ref_prog", "manual_check_prog")
 """Settings that are functions, or None."""

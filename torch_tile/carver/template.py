@@ -83,7 +83,7 @@ class MatmulTemplate(BaseTemplate):
     with_bias: bool = False
 
     def candidates(self) -> Iterator[Hint]:
-        """List tiles of 1 to 8 warps, in steps of 64 or 128 bytes of K, with 2 to 4 stages."""
+        """List tiles of 1 to 8 warps with 2 to 4 stages. A step of K has 64 or 128 bytes."""
         bits, least = to_dtype(self.in_dtype).bits, min(self.M, self.N)
         steps = [8 * bytes // bits for bytes in (64, 128) if 8 * bytes // bits <= max(self.K, 512 // bits)]
         plan = Rasterization2DRow(PANEL) if self.M * self.N >= 1 << 22 else NoRasterization()

@@ -250,7 +250,7 @@ class Text(Visitor):
         return self.reinterpreted(expr) if isinstance(expr, Call) else None
 
     def is_moved(self, expr: Expr) -> bool:
-        """Return whether a small float lies in memory or is made from bits, or whether a choice may give such a value.
+        """Return whether a small float lies in memory or is made from bits. A choice may give such a value, too.
 
         NaN keeps its bits on the way; a detour through float would change them.
         """
@@ -378,7 +378,7 @@ class Text(Visitor):
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def typed(self, expr: Expr, wide: bool = False) -> str | None:
-        """C++ text of a literal that names its type of 64 bits, or None if the plain literal is as wide as its type.
+        """C++ text of a literal that names its type of 64 bits. None if the plain literal is as wide as its type.
 
         `wide` computes integers in 64 bits.
         """

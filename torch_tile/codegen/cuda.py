@@ -118,9 +118,9 @@ def is_restricted(constant: bool, early: bool, chosen: bool) -> bool:
     """Return whether a kernel's pointer is `__restrict__`.
 
     Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads may be dropped
-    and stores moved across barriers. Of constants, loads may move in front of the wait for kernels that write them,
-    where the kernel may start `early`. They are `chosen` where loads of the same size read written memory: NVRTC makes
-    one load of the two arms of a choice, through the cache of constants, which does not see what the kernel stored.
+    and stores moved across barriers. Where a kernel may start `early`, loads of constants may move before the wait for
+    kernels that write them. They are `chosen` where loads of the same size read written memory: NVRTC makes one load of
+    the two arms of a choice, through the cache of constants. That cache does not see what the kernel stored.
     """
     return constant and not early and not chosen
 
@@ -298,7 +298,7 @@ class _Cuda:
         for node in (n for nodes in self.nodes for n in nodes):
             if isinstance(node, TensorMap):
                 found[node.buffer] = max(found[node.buffer], MAP_ALIGNMENT)
-            elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
+            elif isinstance(node, Call) and node.name in ("vector_copy", "atomic_add_vector", "cp_async"):
                 for address in node.args:
                     if isinstance(address, Address) and address.buffer in found:
                         found[address.buffer] = max(found[address.buffer], option(node))

@@ -163,7 +163,8 @@ class CudaStatements(Statements):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bits.known[let.var] = text.bits(value)
-            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
+            wraps = text.wraps(value) or text.leaves_64(value)
+            text.bind(let.var, range_of(value.dtype) if wraps else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         kind, value_text = text.named(let) or (int_type(value.dtype, long), text.value(value))
@@ -254,7 +255,9 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
 
 
 def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
-    """Return the two elements of a local float8 array that a pair of float16 numbers is widened from, if it is."""
+    """Return the two elements of a local float8 array that a pair of float16 numbers is widened from. None for other
+    values.
+    """
     low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
     if store.buffer.dtype != dt.float16 or not (isinstance(low, Load) and isinstance(high, Load)):
         return None

@@ -161,6 +161,10 @@ class CudaText(Text):
         """Return whether an integer of elements may wrap on the way to its value, so that its interval is wrong."""
         return may_wrap(expr, self.is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
 
+    def leaves_64(self, expr: Expr) -> bool:
+        """Return whether an integer may leave 64 bits, and so wraps even where it comes from indices."""
+        return not self.interval(expr).within(range_of(dt.int64)) and self.bits.leaves_64(expr)
+
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
         """C++ text of a value, and how tightly its outermost operator binds.
 
@@ -283,7 +287,7 @@ class CudaText(Text):
     def _overflows(self, node: Binary | Unary, wide: bool) -> bool:
         """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
         if self.is_from_indices(node):
-            return not self.interval(node).within(range_of(dt.int64)) and self.bits.leaves_64(node)
+            return self.leaves_64(node)
         exact = wide and node.dtype == dt.int32 and self.interval(node).within(range_of(dt.int64))
         return not exact and self.wraps(node)
 
@@ -469,7 +473,7 @@ def _inner(expr: Expr, to: DType) -> Expr:
 
 
 def _bytes(table: Sequence[Expr], to: DType) -> list[str]:
-    """Return the lower bytes of the 16 numbers of a table rounded to `to`, then the upper ones, four to a word."""
+    """Return the 16 numbers of a table rounded to `to`: their lower bytes, then the upper ones, four to a word."""
     words = []
     for bits in table:
         number = reinterpret(bits, dt.float32)

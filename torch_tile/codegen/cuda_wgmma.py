@@ -2,7 +2,7 @@
 """Print products of warpgroups as CUDA C++: one function for each shape and number of steps of a program.
 
 There are too many shapes to write them down in a header. The strides of operands in shared memory are a template
-argument (`Walk` of csrc/wgmma.h), so that only a descriptor's start is computed.
+argument (`Walk` of csrc/wgmma.h). Code computes only a descriptor's start.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ class Entry(NamedTuple):
     `args` are its parameters. A number is a position among the tensors (buffer parameters, outputs, workspaces). A
     variable is a dimension or a scalar parameter; `grid` is in terms of these, too. `kinds` are their C types as the
     module `struct` writes them ("P" a pointer, "i", "q", "f", ...). Small floats are their bits ("H", "B"), and maps
-    are "M". An entry that `folds` may be launched with all its blocks in x, if the grid has too many in y or z. Blocks
-    run in groups of `cluster`. With `early`, they start before the preceding kernel of the stream has ended.
+    are "M". An entry that `folds` may be launched with all its blocks in x. The launcher does so if y or z has too
+    many. Blocks run in groups of `cluster`. With `early`, they start before the preceding kernel of the stream has
+    ended.
     """
 
     name: str

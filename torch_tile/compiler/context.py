@@ -37,12 +37,16 @@ class PassOptions:
     """The compiler switches of `jit`.
 
     `strict` makes every note with a `why_not` an error. `fast_math` allows approximate maths. `tf32` lets products of
-    float32 round their operands to 11 significant bits, for the tensor cores.
+    float32 round their operands to 11 significant bits, for the tensor cores. `mma_sync` keeps wgmma for products whose
+    operands a producer warp copies. `measured` keeps what the library's tilings were measured with: `mma_sync`, and one
+    block of a warpgroup on a multiprocessor unless the kernel asks for more.
     """
 
     strict: bool = False
     fast_math: bool = False
     tf32: bool = False
+    mma_sync: bool = False
+    measured: bool = False
 
 
 @dataclass

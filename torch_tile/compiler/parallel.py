@@ -30,7 +30,7 @@ WORKERS = "TORCH_TILE_AUTOTUNE_WORKERS"
 def workers_for(target: Target) -> int:
     """Choose how many programs to compile at once: `$TORCH_TILE_AUTOTUNE_WORKERS`, else by the cores.
 
-    The passes hold Python's lock for some two fifths of a GPU kernel's time, so more than four threads would only wait.
+    The passes hold Python's lock for some two fifths of a GPU kernel's time. More than four threads would only wait.
     """
     chosen = os.environ.get(WORKERS, "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -130,13 +130,13 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
     """Rebuild a source from the text of `packed`, with the variables of `program`; add its report to `build`."""
     found, symbols = json.loads(text), _symbols(program)
 
-    def made(cls: Any, items: list[list[Any]]) -> list[Any]:
+    def instances(cls: Any, items: list[list[Any]]) -> list[Any]:
         return [cls(*(_unpack(value, symbols) for value in item)) for item in items]
 
-    build.remarks += made(Remark, found["notes"])
-    build.placements += made(Placement, found["placements"])
+    build.remarks += instances(Remark, found["notes"])
+    build.placements += instances(Placement, found["placements"])
     disjoint = tuple((read, written) for read, written in found["disjoint"])
-    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
+    return CudaSource(found["text"], tuple(instances(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
 
 
 def _symbols(program: Program) -> list[Var]:

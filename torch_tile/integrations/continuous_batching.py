@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attend over the paged cache of transformers' continuous batching (`generate_batch`).
 
-Layers that see all keys append new ones to the cache's own pages and attend over these, by tables of pages made from
+Layers that see all keys append new ones to the cache's own pages and attend over these. Tables of pages are made from
 the indices that transformers reads by. Layers with a sliding window keep a ring of positions: transformers gathers
 their keys, and attention runs over the gathered sequences. No mask is made, and no heads are repeated.
 """
@@ -9,6 +9,7 @@ their keys, and attention runs over the gathered sequences. No mask is made, and
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ def _defer_updates(name: str) -> None:
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
     except ImportError:  # an older version
         return
-    update = PagedAttentionCache.update
-    if getattr(update, "original", None) is not None:
-        return
+    update = _transformers_update(PagedAttentionCache)
+    if update is not PagedAttentionCache.update:
+        return  # replaced before
 
     @functools.wraps(update)
     def unless_ours(
@@ -53,8 +54,14 @@ def _defer_updates(name: str) -> None:
         named["kwargs"]["cache"] = self
         return key_states, value_states
 
-    unless_ours.original = update  # type: ignore[attr-defined]
     PagedAttentionCache.update = unless_ours
+
+
+def _transformers_update(cache_class: Any) -> Callable[..., Any]:
+    """Return the `update` that transformers gives a class of caches, also where ours stands in its place."""
+    update: Callable[..., Any] = cache_class.update
+    ours = getattr(update, "__globals__", None) is globals()  # transformers' may be wrapped as well
+    return update.__wrapped__ if ours else update  # type: ignore[attr-defined]
 
 
 def _allow_models(name: str) -> None:
@@ -116,8 +123,7 @@ def attend_cached(
     if table is None:
         given = dict(kwargs)
         # `update` writes, and replaces the dictionaries by what this kind of layers has.
-        update = type(cache).update
-        all_kept = getattr(update, "original", update)(cache, key, value, layer_idx=layer, kwargs=given)
+        all_kept = _transformers_update(type(cache))(cache, key, value, layer_idx=layer, kwargs=given)
         k, v = (x[0].transpose(0, 1) for x in all_kept)
         found = attend_varlen(
             q, k, v, starts, given["cu_seq_lens_k"], most, given["max_length_k"],
@@ -143,8 +149,7 @@ def _attend_gathered(
 ) -> Tensor:  # fmt: skip
     """Attend as `attend_cached`, over keys that a cache of transformers before its `page_size` gathers itself."""
     places = kwargs["read_index"], kwargs["write_index"]
-    update = type(cache).update
-    k, v = getattr(update, "original", update)(cache, key, value, layer, *places)
+    k, v = _transformers_update(type(cache))(cache, key, value, layer, *places)
     starts, most = kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
     if isinstance(starts, dict):  # by kinds of layers, where a model has several
         kind = "sliding_attention" if window else "full_attention"

@@ -2,7 +2,7 @@
 """Read where the sequences of a packed batch lie, as transformers says it: by positions that restart, or by kwargs.
 
 A packed batch has its sequences one after the other in each row. No mask of all pairs is made for it: a tensor of the
-first key that each query sees, `first_keys`, stands for the mask, and attention runs over the sequences themselves.
+first key that each query sees, `first_keys`, stands for the mask. Attention runs over the sequences themselves.
 """
 
 from __future__ import annotations

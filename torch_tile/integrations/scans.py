@@ -2,8 +2,8 @@
 """Scans of transformers' models by our operators, where the models look for mamba-ssm, causal-conv1d and fla.
 
 A model file of transformers has these functions, and forwards of layers, in plain torch. One that agrees with ours in a
-trial on small random tensors is replaced in its file, and so in all models of the file; arguments that ours do not take
-go to the old one.
+trial on small random tensors is replaced in its file. All models of the file use the replacement; arguments that ours
+do not take go to the old one.
 """
 
 from __future__ import annotations

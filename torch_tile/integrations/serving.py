@@ -2,8 +2,8 @@
 """Serve the paged caches of vLLM and SGLang: attention, latent attention and cache writes with their arguments.
 
 These functions need neither package. An attention backend of theirs calls them with the tensors that it has:
-`block_table` int32 `[B, max_blocks]`, `seq_lens` int32 `[B]` with the new tokens included, and `query_start_loc` int32
-`[B + 1]`, where the queries of each sequence begin. See docs/serving.md.
+`block_table` int32 `[B, max_blocks]`, and `seq_lens` int32 `[B]` with the new tokens included. `query_start_loc` int32
+`[B + 1]` says where the queries of each sequence begin. See docs/serving.md.
 """
 
 from __future__ import annotations
@@ -218,6 +218,11 @@ def write_latents(
         max_query_len: the most new tokens of a sequence.
     """
     latents, rotary = (x.unsqueeze(2) for x in split_latents(kv_cache, kv_c.shape[-1]))
+    room = rotary.shape[-1]
+    require(
+        k_pe.shape[-1] == room,
+        lambda: f"write_latents: k_pe has {k_pe.shape[-1]} columns; expected {room}, what kv_cache has beside kv_c's",
+    )
     new, new_pe = (x.reshape(x.shape[0], 1, x.shape[-1]) for x in (kv_c, k_pe))
     write_cache(new, new_pe, (latents, rotary), block_table, seq_lens, query_start_loc, max_query_len)
 
@@ -238,7 +243,7 @@ def split_latents(kv_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
 
 
 def block_table_of_indices(kv_indptr: Tensor, kv_indices: Tensor, page_size: int, max_pages: int) -> Tensor:
-    """Make a block table of the slots of all sequences, one after the other, as SGLang keeps them for its kernels.
+    """Make a block table of the slots of all sequences. SGLang keeps the slots one after the other for its kernels.
 
     Args:
         kv_indptr: `[B + 1]`: the slots of sequence b are `kv_indices[kv_indptr[b]:kv_indptr[b + 1]]`.
@@ -288,16 +293,24 @@ NAMES = {
 """What the arguments of our operators are called here."""
 
 
+def _renamed(text: str) -> str:
+    """Name the arguments of this module in an operator's error: where it begins, behind "as", and before "'s"."""
+    return re.sub(r"^\w+|(?<=\bas )\w+|\b\w+(?='s\b)", lambda word: NAMES.get(word[0], word[0]), text)
+
+
 def _call(operator: Callable[..., Any], name: str, *args: Any) -> Any:
     """Call an operator; its errors name the function `name` of this module and that function's arguments."""
     try:
         return operator(*args)
     except (RuntimeError, TypeError, ValueError) as problem:
         said = str(problem)
-        if not said.startswith("tile."):
-            raise
-        text = re.sub(r"[a-z_]+", lambda word: NAMES.get(word[0], word[0]), said.partition(": ")[2])
-        raise type(problem)(f"{name}: {text}") from None
+        if said.startswith("tile."):
+            raise type(problem)(f"{name}: {_renamed(said.partition(': ')[2])}") from None
+        if schema := re.search(r"value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'", said):
+            wanted, argument, found = schema.groups()
+            text = f"{name}: {NAMES.get(argument, argument)} is of type {found}; expected {wanted}"
+            raise TypeError(text) from None
+        raise
 
 
 def _check_most(query_start_loc: Tensor | None, max_query_len: int) -> None:

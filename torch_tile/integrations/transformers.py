@@ -2,8 +2,8 @@
 """`attn_implementation="tile"` for models of transformers; importing this module registers it.
 
 A mask is None only where "causal, the last query at the last key" says everything; otherwise it is a bool tensor that
-says everything itself, or for a packed batch an int32 tensor of the first key that each query sees (packed_batches.py).
-`attention_forward` relies on that.
+says everything itself. For a packed batch it is an int32 tensor of the first key that each query sees
+(packed_batches.py). `attention_forward` relies on that.
 """
 
 from __future__ import annotations
@@ -236,9 +236,7 @@ def computes_itself(config: type) -> bool:
 
 
 def has_unknown_value(*values: int | Tensor) -> bool:
-    """Return whether a position is a tensor without a readable value, as in a static cache while a graph is
-    captured.
-    """
+    """Return whether a position is a tensor without a readable value. A static cache has one under capture."""
     return is_tracing() and any(isinstance(value, torch.Tensor) for value in values)
 
 

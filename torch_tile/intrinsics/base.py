@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of an intrinsic and the registry.
 
-An intrinsic is one of three things: a pure function of scalars (`math.py`), a helper of lowered CPU kernels (`cpu.py`),
-or an action of one GPU thread (`memory.py`, `matrix.py`). Its meaning stands beside its spelling. So the interpreters,
-the tests and the generated code cannot drift apart.
+An intrinsic is one of three things: a pure function of scalars (`math.py`), a helper of CPU kernels (`cpu.py`), or an
+action of one thread (`memory.py`, `matrix.py`). Its meaning stands beside its spelling. So the interpreters, the tests
+and the generated code cannot drift apart.
 """
 
 from __future__ import annotations

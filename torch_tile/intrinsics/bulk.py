@@ -52,7 +52,8 @@ def mbarrier_wait(barrier: Address, parity: Any) -> Do:
 
 
 def own_phase(barrier: Address) -> Do:
-    """State that the phase waited for just before is that of this thread's last arrival, as of all threads of its role.
+    """State that the phase just waited for is that of this thread's last arrival. The same holds for all threads of its
+    role.
 
     So the wait orders what they did before these arrivals. Only `insert_barriers` reads this.
     """

@@ -19,7 +19,7 @@ MODES = ("rn", "rz", "ru", "rd")  # to nearest even, to zero, up, down
 ARITY = {"add": 2, "sub": 2, "mul": 2, "fmaf": 3, "frcp": 1, "fsqrt": 1, "frsqrt": 1, "fdiv": 2}
 
 # The float64 result of each, and by how much the exact result is more. For float32 operands the float64 result of a
-# product or quotient is exact, or so close that rounding it again is right.
+# product or quotient is exact or very close. Rounding it again is right.
 Parts = Callable[..., tuple[Any, Any]]
 
 
@@ -51,7 +51,7 @@ def _evaluate(name: str, mode: str, *args: Any) -> Any:
             return PARTS[name](*args)[0]
         args = tuple(torch.broadcast_tensors(*args))
         points = zip(*(a.flatten().tolist() for a in args), strict=True)
-        results = [_of_fractions(name, mode, *point) for point in points]
+        results = [_round_exact_result(name, mode, *point) for point in points]
         return torch.tensor(results, dtype=torch.float64).reshape(args[0].shape)
     total, rest = PARTS[name](*(a.double() for a in args))
     bits = total.view(torch.int64)
@@ -70,7 +70,7 @@ EXACT: dict[str, Callable[..., Fraction]] = {
 }  # fmt: skip
 
 
-def _of_fractions(name: str, mode: str, *args: float) -> float:
+def _round_exact_result(name: str, mode: str, *args: float) -> float:
     """Compute one float64 operation by exact fractions."""
     import torch
 

@@ -48,7 +48,7 @@ def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
 
 
 def _table_place(word: Any, byte: Any, lane: Any, part: Any) -> Any:
-    """Return where a table of pairs, with a copy for each lane, holds the entry of a byte of a word."""
+    """Return where a table of pairs holds the entry of a byte of a word. The table has a copy for each lane."""
     return (word >> 8 * byte & 255) * 64 + 2 * lane + part
 
 
@@ -102,7 +102,7 @@ declare(
         cuda="reinterpret", header="cuda_types.h",
     )
 )  # fmt: skip
-# The 4 bits of byte number `byte` of an int32 as an unsigned number, the upper ones if `upper` is 1.
+# The 4 bits of byte number `byte` of an int32 as an unsigned number. `upper` 1 takes the byte's upper bits.
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
 )
@@ -113,7 +113,7 @@ declare(
         _table_nibble, cuda="table_nibble", header="fields.h",
     )
 )  # fmt: skip
-# The index of number `part` of the pair that a byte of an int32 selects, in a table `[256, 32, 2]` of 16-bit numbers.
+# The index of number `part` of the pair that a byte of an int32 selects. The table is `[256, 32, 2]` of 16-bit numbers.
 # Each lane of a warp has a copy of the table, in a bank of shared memory of its own.
 declare(
     Intrinsic(

@@ -14,7 +14,7 @@ from torch_tile.intrinsics.base import Access, Intrinsic, declare, effect, same
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
-from torch_tile.ir.stmt import Do
+from torch_tile.ir.stmt import Do, Stmt
 
 COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 
@@ -127,6 +127,27 @@ def atomic(address: Address, value: Expr, op: str) -> Expr:
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
+def added(node: Stmt) -> Call | None:
+    """Return the call of a statement that only adds to one element of global memory; None for other statements."""
+    call = node.call if isinstance(node, Do) else None
+    if not isinstance(call, Call) or call.name != "atomic" or call.options != ("add",):
+        return None
+    address = call.args[0]
+    return call if isinstance(address, Address) and address.buffer.scope == "global" else None
+
+
+def adds_at_once(dtype: dt.DType, capability: int) -> int:
+    """Return how many neighbours in global memory one instruction of a GPU adds to; each sum is atomic by itself."""
+    if capability >= HOPPER:
+        return {dt.float32: 4, dt.float16: 8, dt.bfloat16: 8}.get(dtype, 1)
+    return 2 if dtype == dt.float16 else 1
+
+
+def atomic_add_vector(dst: Address, src: Address, size: int) -> Do:
+    """Add `size` bytes of neighbours in a local array to global memory (both ends aligned to it), each atomically."""
+    return effect("atomic_add_vector", dst, src, options=(size,))
+
+
 def atomic_load(address: Address, memory_order: str) -> Expr:
     """Read memory in one step, again at each call. `memory_order`: "relaxed", "acquire" or "seq_cst"."""
     return Call("atomic_load", (address,), address.buffer.dtype, (memory_order,))
@@ -168,6 +189,12 @@ def _vector_copy(call: Call) -> tuple[Access, ...]:
     """Return the accesses of vector_copy: it writes one address and reads the other."""
     size = option(call)
     return Access(0, "w", elements(call, 0, size)), Access(1, "r", elements(call, 1, size))
+
+
+def _atomic_add_vector(call: Call) -> tuple[Access, ...]:
+    """Return the accesses of atomic_add_vector: it updates one address and reads the other."""
+    size = option(call)
+    return Access(0, "rw", elements(call, 0, size)), Access(1, "r", elements(call, 1, size))
 
 
 def _cp_async(call: Call) -> tuple[Access, ...]:
@@ -253,6 +280,11 @@ _gpu("vote_all", 1, **_WARP, meaning=lambda c, options: _vote(c, every=True))
 _gpu(
     "atomic", 2, "cuda_atomic.h", "atomic", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
     effects=lambda call: (Access(0, "rw", 1),), atomic=True,
+)  # fmt: skip
+_gpu(
+    "atomic_add_vector", 2, "cuda_atomic.h",
+    cuda=lambda call: f"atomic_add_vector<{elements(call, 0, option(call))}>",
+    meaning=lambda old, value, options: old + value, effects=_atomic_add_vector, atomic=True,
 )  # fmt: skip
 _gpu(
     "atomic_load", 1, "cuda_atomic.h", "atomic_load", cuda=lambda call: f"atomic_load_{call.options[0]}",

@@ -84,8 +84,8 @@ def wgmma(
     """Compute `d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on. `types` of a, b, d are a key of
     PRODUCTS.
 
-    A is in registers if `a_walk` is None. `a_step` and `b_step` are bytes by which a step of K moves the start of an
-    operand in shared memory, before its swizzle. `a` and `b` name the first element of the operand's first row.
+    A is in registers if `a_walk` is None. `a_step` and `b_step` are bytes by which a step of K moves an operand's start
+    before its swizzle. `a` and `b` name the first element of the operand's first row.
     """
     walks = tuple(() if w is None else (w.swizzle, w.leading, w.stride, w.across) for w in (a_walk, b_walk))
     steps = (cast(to_expr(x), dt.int32) for x in (a_step, b_step))

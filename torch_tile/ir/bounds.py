@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
-from torch_tile.ir.widths import IndexValues, may_wrap
+from torch_tile.ir.widths import IndexBits, IndexValues, is_compared_exactly, may_wrap
 
 # Intervals of integers, and operators on them. Every result contains all possible values.
 
@@ -194,7 +194,8 @@ class Ranges:
             return new
         if not self._is_from_indices(value):
             self._elements.add(var)
-        if self.may_wrap(value):
+        beyond = not self.interval(value).within(range_of(dt.int64)) and IndexBits().leaves_64(value)
+        if beyond or self.may_wrap(value):
             new._numeric[var] = range_of(var.dtype)
             new._enter(var)
             return new
@@ -207,9 +208,13 @@ class Ranges:
         return new
 
     def assume(self, condition: Expr) -> Ranges:
-        """Return the facts where `condition` holds. Facts about memory are not kept, since memory changes."""
+        """Return the facts where `condition` holds. Facts about memory are not kept, since memory changes; nor are
+        those about numbers that may have wrapped.
+        """
         new = self
         for op, a, b in _comparisons(condition, True):
+            if not is_compared_exactly(Binary(op, a, b)):
+                continue
             p = self._atoms.of(b) - self._atoms.of(a)
             if op in ("<", "<="):
                 new = new._fact(p - number(1) if op == "<" else p)
@@ -289,7 +294,9 @@ class Ranges:
 
     def is_exact(self, expr: Binary) -> bool:
         """Return whether an operator's operands do not wrap, so that `interval` and `prove` hold for them."""
-        return self._is_from_indices(expr) or not (self.may_wrap(expr.a) or self.may_wrap(expr.b))
+        if self._is_from_indices(expr):
+            return is_compared_exactly(expr)
+        return not (self.may_wrap(expr.a) or self.may_wrap(expr.b))
 
     def _of_var(self, var: Var) -> Interval:
         """Return the interval of a variable."""

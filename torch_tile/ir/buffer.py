@@ -30,13 +30,13 @@ class Buffer(Node):
     """A typed n-dimensional array in one memory scope. Compares by identity.
 
     `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments, "empty" for
-    outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers, "address" for
-    tensors whose address the kernel computes. GPU passes set
-    `layout`, which places elements of shared memory and fragments; None is row-major. They set `offset`, the first byte
-    of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes. None is the
-    alignment of the widest access, which launches check. Each mbarrier of a "barrier" waits for `arrivals`. `base` is
-    the contiguous global buffer that this one is a view of, in another shape. `guards` is the first of the tiles that a
-    pipeline's barriers pass, the same for barriers of full stages and of empty ones. `seen_as` is the author's type of
+    outputs that the launcher allocates, "workspace" for scratch memory. It is "tile" for on-chip buffers, "address" for
+    tensors whose address the kernel computes. GPU passes set `layout`, which places elements of shared memory and
+    fragments; None is row-major. They set `offset`, the first byte of a shared buffer in its block's shared memory.
+    `align` divides a global buffer's address, in bytes. None is the alignment of the widest access, which launches
+    check. Each mbarrier of a "barrier" waits for `arrivals`. `base` is the contiguous global buffer that this one is a
+    view of, in another shape. `guards` is the first of the tiles that a pipeline's barriers pass. Barriers of full
+    stages and of empty ones have the same. `seen_as` is the author's type of
     a global buffer that holds it as bytes: callers give tensors of that type. `lanes` is the size of a last dimension
     that the author sees as vectors, or 0. Threads do not fill all of an array with `padding`: it holds their share of a
     tile whose size their number does not divide. `padding` lists the registers in which no thread holds an element.

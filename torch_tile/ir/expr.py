@@ -4,8 +4,8 @@
 Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets
 widen it as needed. `and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons
 give bool. Arithmetic happens in the type of the result (`promote`). A plain Python number takes the type of the other
-operand, but makes an int32 of an integer of fewer bits, as in C and TVM (int64 if it does not fit itself).
-`==` builds a comparison; compare nodes with `equal` or `alike`.
+operand. Beside an integer of fewer bits it is an int32, as in C and TVM; an int64 if it does not fit. `==` builds a
+comparison; compare nodes with `equal` or `alike`.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Expr(Node):
 class Var(Expr):
     """A symbol: loop variable, block index, dimension, or a name bound by `Let`. Compares by identity.
 
-    `role` is "loop", "block", "thread" (the index of the running thread in its block), "let", "dim" (a dimension bound
-    from shapes) or "param" (a scalar argument). `multiple` divides every value of a "dim".
+    `role` is "loop", "block", "let" or "thread", the index of the running thread in its block. Or it is "dim", a
+    dimension bound from shapes, or "param", a scalar argument. `multiple` divides every value of a "dim".
     """
 
     is_symbol: ClassVar[bool] = True
@@ -400,7 +400,7 @@ def _widens(value: Any, number: Any) -> bool:
 def _narrow_operands(op: str, a: Any, b: Any) -> tuple[Expr, Expr] | None:
     """Return both operands in the narrow type of one if `a op b` is the same there as in int32, else None.
 
-    So `u8 & 15` is a conversion of 8 bits to 32, which goes where the result is stored in 8 bits again.
+    So `u8 & 15` is a conversion of 8 bits to 32. The conversion goes where the result is stored in 8 bits again.
     """
     if _widens(a, b) and (op in NARROW_RIGHT or op in NARROW_EITHER):
         value, number = a, to_number(b)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Interval, Limit
+from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
 from torch_tile.ir.polynomial import EXACT, structure, widens
+from torch_tile.ir.widths import WORD, IndexBits
 
 if TYPE_CHECKING:
     from torch_tile.ir.bounds import Ranges
@@ -38,6 +40,11 @@ class Term:
     def key(self) -> Hashable:
         """A key that is equal for terms of the same digit."""
         return structure(self.atom), self.divisor, self.modulus
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether an int32 does not hold the atom, or what it is divided by."""
+        return not widens(self.atom.dtype, dt.int32) or not _is_short(self.divisor) or not _is_short(self.modulus or 1)
 
     def times(self, factor: int) -> Term:
         """Return the same digit with another factor."""
@@ -65,19 +72,25 @@ class Digits:
         return Digits(tuple(t.times(t.factor * factor) for t in self.terms), self.constant * factor)
 
     def expr(self) -> Expr:
-        """Return the sum as an int32 expression, the constant last."""
+        """Return the sum as an int32 expression, the constant last: an index of a tile."""
+        return cast(self.exact(), dt.int32)
+
+    def exact(self) -> Expr:
+        """Return the sum in the type that holds its parts: an int32, or an int64 where one of them needs it."""
+        numbers = (self.constant, *(t.factor for t in self.terms))
+        dtype = dt.int32 if all(map(_is_short, numbers)) and not any(t.is_wide for t in self.terms) else dt.int64
         total: Expr | None = None
         for term in sorted(self.terms, key=lambda t: t.factor < 0):
-            digit = _digit(term)
+            digit = _digit(term, dtype)
             size = abs(term.factor)
-            product = digit if size == 1 else Binary("*", digit, const(size, dt.int32))
+            product = digit if size == 1 else Binary("*", digit, const(size, dtype))
             if total is None:
                 total = product if term.factor > 0 else Unary("-", product)
             else:
                 total = Binary("+" if term.factor > 0 else "-", total, product)
         if total is None:
-            return const(self.constant, dt.int32)
-        return total if self.constant == 0 else Binary("+", total, const(self.constant, dt.int32))
+            return const(self.constant, dtype)
+        return total if self.constant == 0 else Binary("+", total, const(self.constant, dtype))
 
 
 class MixedRadix:
@@ -85,9 +98,12 @@ class MixedRadix:
 
     def __init__(self, ranges: Ranges | None = None):
         self.ranges = ranges
+        self.bits = IndexBits()
 
     def of(self, e: Expr) -> Digits:
-        """Read the expression as a sum of digits."""
+        """Read the expression as a sum of digits; what may leave 64 bits, and so wraps, is one digit."""
+        if self.bits.leaves_64(e):
+            return Digits((Term(1, e),))
         if isinstance(e, Const) and not e.dtype.is_float:
             return Digits((), int(e.value))
         if isinstance(e, Cast) and widens(e.a.dtype, e.type):
@@ -110,11 +126,13 @@ class MixedRadix:
             return self.of(a).scaled(n)
         if e.op == "<<" and n < 31:
             return self.of(a).scaled(1 << n)
-        if e.op in ("//", ">>") and (n := n if e.op == "//" else 1 << n) > 0:
+        if e.op == ">>" and n < WORD - 1:
+            return self.quotient(self.of(a), 1 << n)
+        if e.op == "//" and n > 0:
             return self.quotient(self.of(a), n)
         if e.op == "%" and n > 0:
             return self.quotient(self.of(a), 1, n)
-        if e.op == "&" and n & (n + 1) == 0:
+        if e.op == "&" and n & (n + 1) == 0 and n.bit_length() < WORD:
             return self.quotient(self.of(a), 1, n + 1)
         return None
 
@@ -183,7 +201,7 @@ class MixedRadix:
             if t.modulus is None or t.modulus % d == 0:
                 modulus = None if t.modulus is None else t.modulus // d
                 return Digits((Term(1, t.atom, t.divisor * d, modulus, _ceil(t.limit, d)),))
-        return Digits((Term(1, low.expr(), d, None),))
+        return Digits((Term(1, low.exact(), d, None),))
 
     def _remainder(self, sum_: Digits, m: int) -> Digits:
         """Compute a sum modulo `m`."""
@@ -197,7 +215,7 @@ class MixedRadix:
             if self.interval(low).within(Interval(0, g - 1)):
                 high = tuple(t.times(t.factor // g) for t in sum_.terms if t.factor % g == 0)
                 return self._remainder(Digits(high, sum_.constant // g), m // g).scaled(g) + low
-        return Digits((Term(1, sum_.expr(), 1, m),))
+        return Digits((Term(1, sum_.exact(), 1, m),))
 
     def _split(self, t: Term, boundary: int) -> tuple[Term, ...]:
         """Split a digit at `boundary` into a multiple of it and a lower digit; or return the digit as it is."""
@@ -212,19 +230,20 @@ class MixedRadix:
         return high, Term(t.factor, t.atom, t.divisor, radix)
 
 
-def _digit(t: Term) -> Expr:
-    """Return the digit itself as an int32 expression."""
-    e, dtype = t.atom, t.atom.dtype
-    if isinstance(e, Const):
-        value = int(e.value) // t.divisor
-        return const(value if t.modulus is None else value % t.modulus, dt.int32)
-    if dtype not in EXACT:
-        e, dtype = cast(e, dt.int32), dt.int32
+def _is_short(number: int) -> bool:
+    """Return whether an int32 holds a number, and its opposite."""
+    return abs(number) < 1 << 31
+
+
+def _digit(t: Term, dtype: DType) -> Expr:
+    """Return the digit itself, as an expression of a type that holds its parts."""
+    if isinstance(t.atom, Const):
+        value = int(t.atom.value) // t.divisor
+        return const(value if t.modulus is None else value % t.modulus, dtype)
+    e = cast(t.atom, dtype)
     if t.divisor > 1:
         e = Binary("//", e, const(t.divisor, dtype))
-    if t.modulus is not None:
-        e = Binary("%", e, const(t.modulus, dtype))
-    return cast(e, dt.int32)
+    return e if t.modulus is None else Binary("%", e, const(t.modulus, dtype))
 
 
 def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:

@@ -2,8 +2,8 @@
 """Represent integer expressions as polynomials over atoms, so that equal values have one form.
 
 Assumes that int32 and int64 arithmetic does not wrap. Arithmetic in other integer types wraps, and is an opaque atom.
-An atom is a variable, a floor division, a minimum, a maximum, a select, or any other expression that is not taken
-apart. `x % d` becomes `x - d * (x // d)`.
+An atom is a variable, a floor division, a minimum, a maximum or a select. Any other expression that is not taken apart
+is one, too. `x % d` becomes `x - d * (x // d)`.
 """
 
 from __future__ import annotations

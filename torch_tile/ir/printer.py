@@ -150,8 +150,8 @@ class ExprPrinter:
         return f"{a} {e.op} {b}", precedence
 
     def _pair(self, a: Expr, b: Expr, need_a: int = 0, need_b: int = 0) -> tuple[str, str]:
-        """Print two operands so that they get their types again when read; a plain number takes the type of the
-        other one, but not that of an integer of fewer than 32 bits.
+        """Print two operands so that they get their types again when read; a plain number takes the type of the other
+        one. An integer of fewer than 32 bits does not pass its type on.
         """
         both = isinstance(a, Const) and isinstance(b, Const)
         x = self.value(a, None if both or is_narrow(b.dtype) else b.dtype, need_a, typed=both)

@@ -34,6 +34,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.node import Node, Rewriter, equal, map_children, rebuilt
 from torch_tile.ir.polynomial import EXACT, structure, widens
+from torch_tile.ir.widths import is_compared_exactly
 
 Sum = tuple[dict[Hashable, tuple[int, Expr]], int, int]
 COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
@@ -131,6 +132,8 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
             a if is_literal(b, e.op == "and") else b if is_literal(b, e.op == "or") else None
         )  # fmt: skip
     if e.op in COMPARISONS:
+        if not is_compared_exactly(e):
+            return None
         return TRUE if ranges.prove(e) else FALSE if ranges.refute(e) else None
     if e.dtype.is_float:
         return _float(e)

@@ -95,8 +95,9 @@ class If(Stmt):
 class Role(Stmt):
     """Threads `first` to `first + count - 1` of the block run `body`, the others skip it; both are multiples of 32.
 
-    Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
-    warpgroups may use, a multiple of 8 from 24 to 256. The author orders the waits and releases of a role `by_hand`.
+    Roles that follow each other run at the same time. `registers`, if not 0, is how many registers each thread of these
+    whole warpgroups may use. It is a multiple of 8 from 24 to 256. The author orders the waits and releases of a role
+    `by_hand`.
     """
 
     first: int
@@ -205,7 +206,9 @@ class Kernel(Node):
 
 
 # The key of pass_configs of each option of the compiler that a program may ask for.
-SWITCH_KEYS = {"fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32": "tl.enable_tf32"}
+SWITCH_KEYS = {
+    "fast_math": "tl.enable_fast_math", "strict": "tl.strict", "tf32": "tl.enable_tf32", "mma_sync": "tl.disable_wgmma",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,8 +2,9 @@
 """Tell the int32 and int64 values that never wrap from those that do.
 
 Arithmetic of indices and sizes is exact: targets compute it in 64 bits where it may leave 32. Arithmetic of elements
-and variables alone wraps after each operation, as that of torch's tensors does. It is exact where its value is an
-operand of an index, of a comparison or of a cast to int64: `A[i] * 4 + b`, with a block index `b`, never wraps.
+and variables alone wraps after each operation, as that of torch's tensors does. So does that of int64 arguments. It is
+exact where its value is an operand of an index, a comparison or a cast to int64: `A[i] * 4 + b`, with a block index
+`b`, never wraps. What leaves 64 bits wraps there, too.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class IndexValues:
         if expr.dtype not in SIGNED or isinstance(expr, Load):
             return False
         if isinstance(expr, Var):
+            if expr.role == "param" and expr.type == dt.int64:
+                return False  # no type holds what its arithmetic gives
             return expr.role in ROLES or (expr in self.names if self.elements is None else expr not in self.elements)
         return any(isinstance(c, Expr) and self(c) for c in children(expr))
 
@@ -103,8 +106,14 @@ class IndexBits:
         return b if expr.op == "%" else max(a, b)
 
 
+def is_compared_exactly(comparison: Binary) -> bool:
+    """Return whether the operands of a comparison are exact: 64 bits hold them, and all numbers on the way to them."""
+    bits = IndexBits()
+    return not (bits.leaves_64(comparison.a) or bits.leaves_64(comparison.b))
+
+
 def may_wrap(expr: Expr, is_from_indices: IndexValues, fits: Callable[[Expr], bool]) -> bool:
-    """Return whether a signed integer of elements may leave its type on the way to its value, and so wraps there.
+    """Return whether a signed integer of elements may leave its type on the way to its value. It wraps there.
 
     Where the value is part of an index, a size or a comparison, it does not wrap after all. `fits` tells whether a
     value without wrapping lies in its type.

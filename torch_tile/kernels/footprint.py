@@ -70,7 +70,7 @@ class Footprint:
         """Bytes of the tiles alone."""
         alone = [tile for tile in self.tiles if self.bulk and tile.bulk]
         sharing = [tile for tile in self.tiles if not (self.bulk and tile.bulk)]
-        most = max(_side_by_side([tile.bytes for tile in sharing if part in tile.parts]) for part in EVERYWHERE)
+        most = max(_aligned_bytes([tile.bytes for tile in sharing if part in tile.parts]) for part in EVERYWHERE)
         return sum(tile.boxed for tile in alone) + most
 
     @property
@@ -83,8 +83,8 @@ class Footprint:
         return self.bytes <= target.shared_limit
 
 
-def _side_by_side(sizes: list[int]) -> int:
-    """Return the bytes of tiles of these sizes, each of which begins where swizzles do, but for small ones in gaps."""
+def _aligned_bytes(sizes: list[int]) -> int:
+    """Return the bytes of tiles of these sizes. Each tile begins where swizzles do, but small ones lie in gaps."""
     gaps = [-size % SWIZZLED_ALIGNMENT if size > SWIZZLED_ALIGNMENT else 0 for size in sizes]
     return sum(sizes) + sum(gaps) - max(gaps, default=0)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of rows that are sorted by their group: experts' tokens, or sequences one after the other.
 
-Where groups end is known to the device only. So a kernel of one block cuts the rows of each group into tiles, and
-writes down for each tile whose it is. No tile has rows of two groups.
+Where groups end is known to the device only. So a kernel of one block cuts the rows of each group into tiles. It writes
+down for each tile which group it belongs to. No tile has rows of two groups.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
 
 def most_tiles(rows: Any, groups: Any, height: int) -> Any:
     """Return how many tiles of `height` rows a plan has at most. Each group, and what is behind the last one, fills its
-    last tile in part only, and each tile has a row.
+    last tile in part only. Each tile has a row.
     """
     return torch.sym_min(-(-rows // height) + groups + 1, rows)

@@ -32,8 +32,8 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar, own: bool = False) -> N
     """Wait until the phase of this parity of a T.alloc_barrier is complete. In a fresh mbarrier the phase of parity 1
     is.
 
-    With `own`, it is the phase of this thread's last arrival, and all threads of its role arrived in it (or, in a fresh
-    mbarrier, none did yet). Then what they did before these arrivals needs no barrier of the role.
+    With `own`, it is the phase of this thread's last arrival, and all threads of its role arrived in it. In a fresh
+    mbarrier no thread has arrived yet. Then what they did before these arrivals needs no barrier of the role.
     """
     at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)

@@ -10,8 +10,8 @@ from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Expr, Load, Vector, binary, const
-from torch_tile.ir.stmt import Alloc, Store
+from torch_tile.ir.expr import Address, Expr, Load, Var, Vector, binary, const
+from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.effects import acts
 from torch_tile.language.trace import Tracer, make_variable
@@ -95,6 +95,9 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
             given += value.lanes
         else:
             source = need_region(value, f"atomic_addx{count}", "value")
+            if not isinstance(dst, Vector) and not return_prev:
+                at.emit(_added_in_a_loop(need_region(dst, what, "dst"), source, count, memory_order))
+                return None
             given += [_neighbour(source, n) for n in range(count)]
         if len(given) != count:
             why, fix = f"has {len(given)} values", f"give {count}"
@@ -131,10 +134,17 @@ def _elements(dst: Any, what: str, count: int) -> list[Load]:
     return found
 
 
-def _neighbour(region: Region, n: int) -> Load:
+def _added_in_a_loop(target: Region, source: Region, count: int, memory_order: str | None) -> For:
+    """Return the vector loop that adds neighbours of one buffer to those of another."""
+    n = Var("n", dt.int32, "loop")
+    op = ATOMICS["add"].build(_neighbour(target, n), region_of(_neighbour(source, n)), memory_order)
+    return For(LoopKind.VECTOR, (n,), (const(0, dt.int32),), (const(count, dt.int32),), Block((op,)))
+
+
+def _neighbour(region: Region, n: Expr | int) -> Load:
     """Load the element `n` places after the start of a region."""
     *outer, last = region.starts
-    return Load(region.buffer, (*outer, binary("+", last, const(n, dt.int32)) if n else last))
+    return Load(region.buffer, (*outer, last if isinstance(n, int) and n == 0 else binary("+", last, n)))
 
 
 def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:

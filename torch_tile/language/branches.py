@@ -2,10 +2,10 @@
 """Track names that the branches of a device `if` bind: their values in the other branch, and after the `if`.
 
 Python runs both branches, one after the other. Each branch must see the state before the `if`, so the recorder resets
-names between them. After the `if`, a name that the branches leave different becomes a choice between two values, if the
-branches only compute them, else a variable, which each branch sets at its end. Some names can become neither: one
-branch leaves them unbound, or binds them to no number. They are unbound after the `if`, and reading one is an
-`out_of_scope` error of the author.
+names between them. After the `if`, a name that the branches leave different becomes a choice between two values, if
+that suffices. Else it becomes a variable, which each branch sets at its end. Some names can become
+neither: one branch leaves them unbound, or binds them to no number. They are unbound after the `if`, and reading one is
+an `out_of_scope` error of the author.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Reads:
     """Find the names that each `if` and loop of a function binds and that may be read afterwards.
 
     For an `if` these are all names that it binds, each with whether it may be read later. For a loop they are the names
-    that may be read after it, or in an iteration before that iteration binds them.
+    that may be read after it. Names that an iteration may read before it binds them count, too.
     """
 
     def __init__(self, tree: ast.FunctionDef):
@@ -211,8 +211,8 @@ class Reads:
         return [name for name in self._bound(node.body) if name in read]
 
     def outlives(self, name: str, around: tuple[ast.AST, ...]) -> bool:
-        """Return whether a binding inside these loops and branches may be read in a later iteration, or after one of
-        the loops.
+        """Return whether a binding inside these loops and branches may be read later: in another iteration, or after
+        one of the loops.
         """
         loops = [node for node in around if isinstance(node, ast.For | ast.While)]
         return bool(loops) and (

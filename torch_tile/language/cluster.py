@@ -139,7 +139,7 @@ def copy_cluster(
 
 
 def _read_by_leader(copy: Copy, mask: int) -> Copy:
-    """Return a copy whose source in each block of `mask` is that of the block of the lowest rank in it."""
+    """Return a copy whose source, in each block of `mask`, is that of the block of the lowest rank there."""
     launch = in_kernel("T.copy_cluster").launch
     rank, leader = block_rank_in_cluster(), (mask & -mask).bit_length() - 1
     is_asked = binary("!=", binary("&", const(mask, dt.int32) >> rank, 1), 0)

@@ -81,8 +81,8 @@ def access_ptr(
 ) -> Pointer:  # fmt: skip
     """Make a pointer for T.call_extern and T.ptx_...: to `A[i, j]`, or to the first element of a slice or buffer.
 
-    The call reads ("r", 1), writes ("w", 2) or does both ("rw", 3) to `extent` elements from there on, or to as many as
-    the product of `extents`. Without them that is the slice, or the one element. `offset` elements are skipped.
+    The call reads ("r", 1), writes ("w", 2) or does both ("rw", 3) to `extent` elements from there on. With `extents`
+    it is as many as their product. Without them that is the slice, or the one element. `offset` elements are skipped.
     """
     region, kind = region_of(base), MASKS.get(access_type, access_type) if isinstance(access_type, int) else access_type
     why = ""
@@ -162,11 +162,11 @@ def call_extern(
 
     Arguments are numbers, expressions and pointers. T.access_ptr(A[i], "r", 8) declares the access. Behind T.address_of
     and buffers anything may be read and written. `effects` declares accesses by the argument's number: `{0: "w"}` of
-    any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`, or None if that is
-    "handle" or the text declares the function as `void`.
+    any elements, `{1: "r 4"}` of four. The call gives a value of `dtype`. It gives None if that is "handle" or the text
+    declares the function as `void`.
 
     `evaluate(*operands)` is the call's meaning for the interpreters, which cannot look inside. It takes numbers, and
-    for each pointer a NumPy array of its elements, float32 for types of 16 and 8 bits. It returns the value.
+    for each pointer a NumPy array of its elements. Types of 16 and 8 bits come as float32. It returns the value.
     """
     given = list(operands)
     dtype = given.pop(0) if dtype is None and given else dtype

@@ -2,18 +2,19 @@
 """T.sync_grid: all blocks of a grid meet. The kernel is cut there into launches one after another.
 
 So no block waits while it occupies a processor, and a grid may have any size on every target. Values named before the
-cut are computed again behind it. A loop of a constant number of iterations is unrolled first. What tiles hold does not
-survive the cut: a tile is either written anew behind it or refused.
+cut are computed again behind it. A loop of a constant number of iterations is unrolled first. What tiles, variables and
+other values hold survives the cut in global memory: each block, or each thread, has a place of its own there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.dtype import DType, int32
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, find, walk
@@ -21,7 +22,9 @@ from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Let, Loop
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.roles import outermost
 from torch_tile.tileop.base import RegisteredOp
+from torch_tile.tileop.copy.op import Copy
 
+TILES = ("shared", "fragment")  # scopes of what all threads of a block hold together
 MOST_TURNS = 256  # of the loops around one T.sync_grid
 
 
@@ -36,7 +39,8 @@ def sync_grid() -> None:
 
     The kernel becomes launches one after another, so the grid may be larger than the GPU. Stands in the body of the
     kernel itself, or in loops of a constant number of iterations, 256 in all. In other loops and in branches it is a
-    TileError, and so is a tile whose content is used behind it.
+    TileError. So is an mbarrier that is used on both sides. Tiles and variables that are used behind it go through
+    global memory.
     """
     at = in_kernel("T.sync_grid")
     if any(scope.what != "loop" for scope in at.scopes[1:]):
@@ -44,28 +48,111 @@ def sync_grid() -> None:
     at.emit(GridSync())
 
 
-def cut_at_grid_syncs(body: Block, blocks: tuple[Var, ...], thread: Var) -> list[tuple[Block, tuple[Var, ...], Var]]:
-    """Yield the parts of a kernel's body between T.sync_grid, each with its own block indices and thread index."""
+@dataclass(frozen=True)
+class Launch:
+    """The grid and the threads of a kernel that is cut, and what makes its workspaces."""
+
+    grid: tuple[Expr, ...]
+    blocks: tuple[Var, ...]
+    thread: Var
+    threads: int
+    uses_thread: bool
+    workspace: Callable[[tuple[Expr, ...], DType], Buffer]
+
+
+def cut_at_grid_syncs(body: Block, launch: Launch) -> list[tuple[Block, tuple[Var, ...], Var]]:
+    """Return the parts of a kernel's body between T.sync_grid, each with its own block indices and thread index."""
+    blocks, thread = launch.blocks, launch.thread
     if contains(body, GridSync):
         body = Block(tuple(_unrolled(body, MOST_TURNS)))
     places = [n for n, stmt in enumerate(body.stmts) if isinstance(stmt, GridSync)]
     if not places:
         return [(body, blocks, thread)]
+    bounds = list(zip([-1, *places], [*places, len(body.stmts)], strict=True))
+    bounds = [(start, stop) for start, stop in bounds if stop - start > 1]  # not a meeting at the end, or two in a row
+    texts = [body.stmts[start + 1 : stop] for start, stop in bounds]
+    befores = [body.stmts[: max(start, 0)] for start, _ in bounds]
+    opened = [_opened_again(before, text, texts) for before, text in zip(befores, texts, strict=True)]
+    kept = _Kept(launch, texts, opened)
     parts: list[tuple[Block, tuple[Var, ...], Var]] = []
-    for start, stop in zip([-1, *places], [*places, len(body.stmts)], strict=True):
-        before, part = body.stmts[: max(start, 0)], body.stmts[start + 1 : stop]
-        if not part:  # a meeting at the end, or two in a row
-            continue
+    for n, text in enumerate(texts):
         again = IdMap[Node, Node]((var, replace(var)) for var in ((*blocks, thread) if parts else ()))
-        opened = _opened_again(before, part)
         renamed = _Renamed(again)
-        again.update((stmt.var, replace(stmt.var)) for stmt in opened if isinstance(stmt, Let))
-        again.update((stmt.buffer, _made_again(stmt.buffer, renamed)) for stmt in opened if isinstance(stmt, Alloc))
-        stmts = [_bound_again(renamed, stmt) for stmt in opened] + [renamed(stmt) for stmt in part]
+        again.update((stmt.var, replace(stmt.var)) for stmt in opened[n] if isinstance(stmt, Let))
+        again.update((stmt.buffer, _made_again(stmt.buffer, renamed)) for stmt in opened[n] if isinstance(stmt, Alloc))
+        stmts = [_bound_again(renamed, kept.opened(stmt)) for stmt in opened[n]]
+        stmts += [renamed(stmt) for stmt in (*kept.brought(n), *text, *kept.left(n))]
         own = [again.get(var, var) for var in (*blocks, thread)]
         assert all(isinstance(var, Var) for var in own)
         parts.append((Block(tuple(stmts)), tuple(own[:-1]), own[-1]))  # type: ignore[arg-type]
     return parts
+
+
+class _Kept:
+    """The tiles and values that outlive the parts of a kernel in global memory, and the copies there and back."""
+
+    def __init__(self, launch: Launch, texts: list[tuple[Stmt, ...]], opened: list[list[Let | Alloc]]):
+        self.launch, self.texts, self.names = launch, texts, opened
+        self.places: IdMap[Node, Buffer] = IdMap()
+
+    def opened(self, stmt: Let | Alloc) -> Let | Alloc:
+        """Return the statement that opens a name or a tile again, whose value may have been kept."""
+        if isinstance(stmt, Let) and not _is_repeatable(stmt, self.texts):
+            return replace(stmt, value=Load(self.place(stmt.var), self.indices()))
+        return stmt
+
+    def brought(self, n: int) -> Iterator[Stmt]:
+        """Yield the statements that bring the tiles back whose old content part `n` needs."""
+        for stmt in self.names[n]:
+            if isinstance(stmt, Alloc) and _is_on_chip(stmt.buffer) and self.is_needed(stmt.buffer, n):
+                yield from self.copied(stmt.buffer, back=True)
+
+    def left(self, n: int) -> Iterator[Stmt]:
+        """Yield the statements that put away what a part behind part `n` needs."""
+        mine = [s for s in self.texts[n] if isinstance(s, Let | Alloc)]
+        for stmt in (*self.names[n], *mine):
+            if isinstance(stmt, Alloc) and _is_on_chip(stmt.buffer) and self.is_needed(stmt.buffer, n + 1):
+                yield from self.copied(stmt.buffer, back=False)
+        for stmt in mine:
+            later = any(one is stmt for names in self.names[n + 1 :] for one in names)
+            if isinstance(stmt, Let) and later and not _is_repeatable(stmt, self.texts):
+                yield Store(self.place(stmt.var), self.indices(), stmt.var)
+
+    def is_needed(self, buffer: Buffer, n: int) -> bool:
+        """Return whether part `n`, or one behind it, needs what a tile holds when the part begins."""
+        return next((found for text in self.texts[n:] if (found := _is_kept(buffer, text)) is not None), False)
+
+    def place(self, symbol: Var | Buffer) -> Buffer:
+        """Return the global memory in which a tile or value outlives a part."""
+        if symbol not in self.places:
+            threads = const(self.launch.threads, int32)
+            shared = isinstance(symbol, Buffer) and symbol.scope in TILES
+            around = self.launch.grid if shared or not self.launch.uses_thread else (*self.launch.grid, threads)
+            shape = symbol.shape if isinstance(symbol, Buffer) else ()
+            self.places[symbol] = self.launch.workspace((*around, *shape), symbol.dtype)
+        return self.places[symbol]
+
+    def indices(self, own: tuple[Expr, ...] = ()) -> tuple[Expr, ...]:
+        """Return the place of a thread's own element."""
+        blocks: tuple[Expr, ...] = self.launch.blocks
+        return (*blocks, self.launch.thread, *own) if self.launch.uses_thread else (*blocks, *own)
+
+    def copied(self, buffer: Buffer, back: bool) -> Iterator[Stmt]:
+        """Yield the copy of a tile, or of a thread's elements, to its place or `back`."""
+        place, zero, one = self.place(buffer), const(0, int32), const(1, int32)
+        if buffer.scope in TILES:
+            whole = tuple(Range(zero, size) for size in buffer.shape)
+            tile = Region(buffer, whole)
+            away = Region(place, (*(Range(block, one) for block in self.launch.blocks), *whole))
+            yield Copy(away, tile) if back else Copy(tile, away)
+            return
+        names = tuple(Var("i", int32, "loop") for _ in buffer.shape)
+        elements = Load(place, self.indices(names)), Load(buffer, names)
+        source, target = elements if back else elements[::-1]
+        stmt: Stmt = Store(target.buffer, target.indices, source)
+        for name, size in zip(reversed(names), reversed(buffer.shape), strict=True):
+            stmt = For(LoopKind.SERIAL, (name,), (zero,), (size,), Block((stmt,)))
+        yield stmt
 
 
 def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
@@ -90,9 +177,11 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
             yield from _unrolled(Block(tuple(map(fresh, stmt.body.stmts))), most // max(1, len(numbers)))
 
 
-def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let | Alloc]:
-    """Return the names and tiles from before the cut that a later part needs again. Raises `lost_at_grid_sync` if it
-    cannot have them.
+def _opened_again(
+    before: tuple[Stmt, ...], part: tuple[Stmt, ...], texts: Sequence[tuple[Stmt, ...]]
+) -> list[Let | Alloc]:  # fmt: skip
+    """Return the names and tiles from before the cut that a later part needs again. Raises `lost_at_grid_sync` for an
+    mbarrier.
     """
     wanted = IdSet[Node](node for stmt in part for node in walk(stmt) if node.is_symbol)
     found: list[Let | Alloc] = []
@@ -101,20 +190,30 @@ def _opened_again(before: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> list[Let 
         if not isinstance(stmt, Let | Alloc) or _symbol_of(stmt) not in wanted:
             continue
         if isinstance(stmt, Let):
-            changed = _written(before[place:])
-            reads = [load.buffer for load in find(stmt.value, Load)]
-            if contains(stmt.value, Call) or any(b in changed or b.scope != "global" for b in reads):
-                raise error("lost_at_grid_sync", stmt.span, name=stmt.var.name)
-            wanted.update(node for node in walk(stmt.value) if node.is_symbol)
+            if _is_repeatable(stmt, texts):
+                wanted.update(node for node in walk(stmt.value) if node.is_symbol)
         elif stmt.buffer.scope == "global":  # a tensor at an address
             used = (stmt.init, *stmt.buffer.shape, *(stmt.buffer.strides or ()))
             wanted.update(node for value in used if value is not None for node in walk(value) if node.is_symbol)
-        elif stmt.buffer.scope == "barrier" or _is_kept(stmt.buffer, part):
+        elif stmt.buffer.scope == "barrier":
             raise error("lost_at_grid_sync", stmt.span, name=stmt.buffer.name)
-        if isinstance(stmt, Alloc) and stmt.buffer.scope != "global":
+        else:
             stmt = replace(stmt, init=None)
         found.insert(0, stmt)
     return found
+
+
+def _is_on_chip(buffer: Buffer) -> bool:
+    """Return whether a buffer lies in shared memory or registers."""
+    return buffer.scope not in ("global", "barrier")
+
+
+def _is_repeatable(let: Let, texts: Sequence[tuple[Stmt, ...]]) -> bool:
+    """Return whether a value may be computed again: statements of `texts` change nothing that it reads."""
+    reads = [load.buffer for load in find(let.value, Load)]
+    if contains(let.value, Call) or any(b.scope != "global" for b in reads):
+        return False
+    return not reads or not any(b in _written(text) for text in texts for b in reads)
 
 
 def _is_kept(buffer: Buffer, stmts: tuple[Stmt, ...]) -> bool | None:

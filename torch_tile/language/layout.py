@@ -140,8 +140,8 @@ def make_linear_layout(buffer: Handle) -> IRLayout:
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Set the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
 
-    A value is a layout, a printed one, or a function of the indices, as T.Layout (shared memory) and T.Fragment take.
-    For a tensor in global memory it is a hint of TileLang's without effect.
+    A value is a layout, a printed one, or a function of the indices. T.Layout (shared memory) and T.Fragment take such
+    functions. For a tensor in global memory it is a hint of TileLang's without effect.
     """
     at = tracer("T.annotate_layout")
     for handle, wanted in layouts.items():

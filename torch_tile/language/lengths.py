@@ -2,7 +2,7 @@
 """T.copy between a tile and a slice whose length is known only at run time, such as A[lo : T.min(lo + 64, n)].
 
 What the slice does not have reads as 0 and is not written. A slice that ends where its tensor does is an ordinary one
-of the tile's size, whose copies keep all instructions for copies; others are nests of guarded moves.
+of the tile's size. Its copies keep all instructions for copies; others are nests of guarded moves.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Loop:
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
             return
-        with at.updating(*at.reducers):
+        with at.allow_open_reducers(*at.reducers):
             for one in split_updates(made, at.reducers):
                 at.emit(one)
 

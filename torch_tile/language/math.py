@@ -182,8 +182,8 @@ def cast(
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
     a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
-    large for `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Conversions to float8 saturate
-    so in any case, as TileLang's do, and keep NaN; with sat=False float8_e5m2 takes infinities and float8_e4m3fn NaN.
+    large for `dtype` becomes its greatest finite value. NaN becomes 0 in an integer. Conversions to float8 saturate so
+    in any case, as TileLang's do, and keep NaN; with sat=False float8_e5m2 takes infinities and float8_e4m3fn NaN.
     Raises TileError for other names.
     """
     if isinstance(value, str):

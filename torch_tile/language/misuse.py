@@ -2,7 +2,7 @@
 """Turn Python's own exceptions on an author's line into errors that the author understands.
 
 Tile expressions and buffers are no numbers, lists or tensors. If an author gives one to a function of Python or torch,
-or asks it for a method of a tensor, Python names classes of the compiler. Authors do not know those.
+Python names classes of the compiler. So it does for methods of a tensor. Authors do not know those.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _AGAIN = "a part of a buffer is indexed again", "write all indices in one pair o
 
 # What Python says where a loop and a kernel are opened by the wrong statement, and what to write.
 _STATEMENTS = {
-    "'Loop' object does not support the context manager": (
+    "Loop' object does not support the context manager": (  # Python 3.14 writes the module before the class
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),
@@ -166,6 +166,7 @@ INSTEAD = {
     "dot": "T.gemm(a, b, c) adds the product of tiles to c",
     "matmul": "T.gemm(a, b, c) adds the product of tiles to c",
     "arange": "loop by `for i in T.Parallel(n)`, whose i counts from 0",
+    "device_print": "T.print(value, msg)",
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
     "softmax": "T.reduce_max(tile, row_max, dim), T.exp(x - row_max), T.reduce_sum(tile, total, dim), then divide",
@@ -263,7 +264,7 @@ def unknown_name(name: str, known: Iterable[str]) -> UnknownName:
         public = (n for n in known if not n.startswith("_"))
         by_case = sorted(public, key=lambda n: n[0].isupper() == name[0].isupper())  # T.Parallel and T.parallel
         spellings = {n.lower(): n for n in by_case}
-        near = get_close_matches(name.lower(), spellings, cutoff=0.75)
+        near = get_close_matches(name.lower(), spellings, cutoff=0.7)
         meant = " or ".join(f"T.{spellings[n]}" for n in near)
         fix = f"did you mean {meant}?" if near else "see docs/writing-kernels.md for what the language offers"
     return UnknownName(diagnose("unknown_name", author_span(), name=name, fix=fix))

@@ -8,7 +8,7 @@ of two nearest to the magnitude.
 
 Tiles hold narrow floats as float16, which has all of their values (float8_e8m0fnu as bfloat16, tfloat32 as float32).
 Products use the instructions of those types. Tensors hold bytes. Types of 4 or 2 bits are packed along the last
-dimension, the first element lowest, so copies out of tiles write whole bytes.
+dimension, the first element lowest. Copies out of tiles write whole bytes.
 """
 
 from __future__ import annotations

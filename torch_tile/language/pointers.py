@@ -68,11 +68,11 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
     tensor. A second tensor at the same pointer is a T.view of the first. If `ptr` is a tensor, the result is a T.view
     of it.
 
-    An address is a value of 64 bits that all threads of a block compute alike, as an element of a table
+    An address is a value of 64 bits that all threads of a block compute alike. It may be an element of a table
     `T.Tensor((n,), T.ptr)`. The table has dtype int64 and holds `data_ptr()` of other tensors. The kernel stops where
-    an address is no multiple of `align` bytes, and where it is 0 and the tensor has elements. `dtype` is of 8 bits or
-    more. Nothing knows how large the memory there is, or whether two such tensors overlap: the kernel must not write an
-    element by one name and use it by another.
+    an address is no multiple of `align` bytes. It also stops where the address is 0 and the tensor has elements.
+    `dtype` is of 8 bits or more. Nothing knows how large the memory there is, or whether two such tensors overlap: the
+    kernel must not write an element by one name and use it by another.
 
     Raises TileError for anything else, in T.Parallel and in T.Pipelined.
     """

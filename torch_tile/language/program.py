@@ -484,7 +484,8 @@ def _described(value: Any) -> Any:
 def exact_key(value: Any) -> Hashable:
     """Make a cache key of a compile-time value; two values share it only if kernels cannot tell them apart.
 
-    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs of different bits, in containers and dataclasses as well.
+    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs of different bits. The same holds in containers and
+    dataclasses.
     """
     kind = type(value)
     if kind is int or kind is str or kind is bool or value is None:

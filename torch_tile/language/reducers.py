@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import TileAssertionError, TileError, current_span, diagnose, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
@@ -61,7 +61,8 @@ def alloc_reducer(
     made = alloc_fragment(shape, dtype)
     if op.startswith("bit") and made.dtype.is_float:
         why, fix = f"is {made.dtype}", "bitwise reductions take an integer dtype"
-        raise error("bad_argument", None, op="T.alloc_reducer", name="dtype", why=why, fix=fix)
+        found = diagnose("bad_argument", current_span(), op="T.alloc_reducer", name="dtype", why=why, fix=fix)
+        raise TileAssertionError(found)
     at.reducers[made.buffer] = op
     return made
 
@@ -100,7 +101,7 @@ def reducer_update(target: Tile, value: Scalar) -> None:
         raise _refused_step(buffer, f"{what} outside any T.Parallel", fix)
     value = stored(value, buffer)
     at.check_scopes(value)  # a value may not read the reducer
-    with at.updating(buffer):
+    with at.allow_open_reducers(buffer):
         at.emit(Store(buffer, target.indices, combine(op, target, value)))
 
 
@@ -149,6 +150,7 @@ def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
 
 def split_updates(nest: For, reducers: Reducers) -> Iterator[Stmt]:
     """Split a T.Parallel nest that updates `reducers` into the nest without the updates, and their reductions."""
+    _check_updates(nest, reducers)
     stored = {n.buffer for n in find(nest.body, Store)}
     parts = [part for one, op in reducers.items() if one in stored and (part := _part(nest, one, op))]
     yield from (Alloc(part.tile) for part in parts)
@@ -212,6 +214,19 @@ def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
     if not lost or not all(isinstance(n, Const) for n in nest.stops):
         return None
     return _Part(reducer, op, tuple(target), list(kept), lost, nest)
+
+
+def _check_updates(nest: For, reducers: Reducers) -> None:
+    """Raise TileError for a store to a reducer that combines its element by another operation than the reducer's."""
+    for store in find(nest.body, Store):
+        op = reducers.get(store.buffer)
+        if op is None or _updates(store.value, store.buffer, op):
+            continue
+        other = next((each for each in UPDATES if each != op and _updates(store.value, store.buffer, each)), None)
+        if other is not None:
+            why = f"of `{store.buffer.name}` is {op!r}, and this update is of {other!r}"
+            fix = f"write T.alloc_reducer(..., op={other!r}), or an update of {op!r}"
+            raise error("bad_argument", store.span, op="T.alloc_reducer", name="op", why=why, fix=fix)
 
 
 def _updates(value: Expr, reducer: Buffer, op: str) -> bool:

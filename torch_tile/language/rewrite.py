@@ -22,8 +22,8 @@ from torch_tile.language.branches import Reads, mutable_names
 RECORDER = "__tile__"
 TRACED = "__traced__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-# By identity: codes of two files, or of a cell before and after an edit, are equal where only annotations inside of the
-# functions differ, as annotations of local names are not part of a code.
+# By identity: codes are equal where only annotations inside of the functions differ: those of two files, or of a cell
+# before and after an edit. Annotations of local names are not part of a code.
 _COMPILED: IdMap[CodeType, CodeType] = IdMap()
 
 
@@ -37,9 +37,9 @@ def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callabl
         # The author's own cells: a name that the enclosing function binds later is unbound here too.
         cells = author | {RECORDER: CellType(make_recorder())}
         closure = tuple(cells[name] for name in code.co_freevars)
-        made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-        made.__kwdefaults__ = function.__kwdefaults__
-        return made(*args, **kwargs)
+        traced = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+        traced.__kwdefaults__ = function.__kwdefaults__
+        return traced(*args, **kwargs)
 
     return run
 
@@ -365,7 +365,7 @@ class _Reroute(ast.NodeTransformer):
         if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
             return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
-        calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
+        calls = _call("whiles", test, carried, _tells_end(node), at=node)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
@@ -395,7 +395,8 @@ class _Reroute(ast.NodeTransformer):
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call):
             over.func = _call("counter", over.func, at=over.func)
-        loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node.iter)
+        # Python 3.11 takes turns at the place of the whole statement, 3.13 and later at that of this call.
+        loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)
 
@@ -541,7 +542,9 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace the `else` of a loop with a `break` by an `if` after the loop, which asks the recorder how it ended."""
+    """Replace the `else` of a loop with a `break` by an `if` after the loop. The `if` asks the recorder how the loop
+    ended.
+    """
     out: list[ast.stmt] = []
     for stmt in stmts:
         out.append(stmt)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roles of warps: T.ws and T.role, and the order in which a kernel has them.
 
-T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop, and
-what all threads do there to the first role, between barriers. So a kernel consists of statements of all threads, and of
+T.ws may stand in loops and branches that all threads run. The tracer gives each role its own copy of such a loop. What
+all threads do there goes to the first role, between barriers. So a kernel consists of statements of all threads, and of
 roles that run at the same time. Each fragment belongs to the role that uses it.
 """
 
@@ -154,7 +154,7 @@ def _each_role(one: Stmt) -> list[Role]:
     roles: dict[tuple[int, int], list[Role]] = {}
     for n in find(one, Role):
         roles.setdefault((n.first, n.count), []).append(n)
-    meeting = named_barrier(_free_number(one), sum(count for _, count in roles))
+    meeting = named_barrier(_unused_barrier_number(one), sum(count for _, count in roles))
     made = []
     for number, (key, same) in enumerate(roles.items()):
         body = _Part(key, meeting, leads=not number).block(Block((one,)))
@@ -164,7 +164,7 @@ def _each_role(one: Stmt) -> list[Role]:
     return made
 
 
-def _free_number(one: Stmt) -> int:
+def _unused_barrier_number(one: Stmt) -> int:
     """Return the highest barrier number that a statement does not use."""
     taken = {option(call) for call in find(one, Call) if call.name.startswith("named_barrier")}
     return max(set(range(1, 16)) - taken, default=1)

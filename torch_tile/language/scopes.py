@@ -14,10 +14,11 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, constant_to_store, is_number
 from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, listed_mbarrier, pin_results
 from torch_tile.language.cluster import clusters
-from torch_tile.language.grid_sync import cut_at_grid_syncs
+from torch_tile.language.grid_sync import Launch, cut_at_grid_syncs
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.rounding import greatest
@@ -52,8 +53,15 @@ class Kernel:
         if at.scopes:
             raise error("nested_kernel", None)
         if len(blocks) > 3:
-            raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
+            fix = "give the threads of a block by name: T.Kernel(x, y, z, threads=128)"
+            want = "at most three sizes"
+            raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(blocks)[:60], fix=fix)
         self.grid: tuple[Expr, ...] = shape_of(blocks or (1,), "T.Kernel's grid")
+        element = next((n for size in self.grid for n in find(size, Load)), None)
+        if element is not None:
+            fix = "make it a parameter, n: T.int32, or launch the most blocks and let those too many idle by `if`"
+            want = "sizes that are known before the launch"
+            raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(element)[:60], fix=fix)
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
@@ -102,7 +110,11 @@ class Kernel:
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
             whole = without_returns(close_body(self.opened))
-            for part, blocks, thread in cut_at_grid_syncs(whole, self.blocks, self.thread):
+            launch = Launch(
+                self.grid, self.blocks, self.thread, math.prod(self.threads), self.uses_thread,
+                lambda shape, dtype: _workspace(TensorType(shape, dtype), "kept"),
+            )  # fmt: skip
+            for part, blocks, thread in cut_at_grid_syncs(whole, launch):
                 own = thread if self.uses_thread else None
                 body = with_safe_values(part, at.safe_values)
                 body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))
@@ -315,10 +327,15 @@ def empty(*shape: Any, dtype: Any = "float32") -> Handle:
 
 def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
     """Scratch memory in global memory, shared by all kernels of the program and freed after it."""
-    at = tracer("T.alloc_global")
-    handle = Handle(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype)).buffer("", "workspace"))
-    at.made.append(handle.buffer)
-    return handle
+    tracer("T.alloc_global")
+    return Handle(_workspace(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype))))
+
+
+def _workspace(of: TensorType, name: str = "") -> Buffer:
+    """Make a workspace of the program."""
+    buffer = of.buffer(name, "workspace")
+    tracer().made.append(buffer)
+    return buffer
 
 
 def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:

@@ -38,7 +38,7 @@ def gemm_sp(
     """`C += A B` for a 2:4 sparse A, of tiles in shared memory or fragments, summed in C's dtype.
 
     `A_sparse` (M, K / 2) holds the nonzeros of A's rows. `E`, of an integer dtype, holds where they stand: (M, K / 16)
-    in 16 bits for elements of up to 16 bits, (M, K / 8) for those of 32 bits, of which one of each two is kept; wider
+    in 16 bits for elements of up to 16 bits. For those of 32 bits, of which one of each two is kept, (M, K / 8); wider
     or narrower integers hold more or less. `transpose_A` and `transpose_E` swap the dimensions of each. The rest is as
     for T.gemm. `torch_tile.utils.sparse.compress` makes both of a matrix. `wg_wait` is a hint without effect: the
     product is complete afterwards.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.thread_return: a thread has nothing more to do in the kernel.
 
-No statement leaves a kernel. What follows a branch that returns becomes the other branch, or stands under a flag where
-only some of a branch returns. Loops that return are left, and so is what is around them.
+No statement leaves a kernel. What follows a branch that returns becomes the other branch. Where only some of a branch
+returns, it stands under a flag. Loops that return are left, and so is what is around them.
 """
 
 from __future__ import annotations

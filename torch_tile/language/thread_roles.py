@@ -2,10 +2,10 @@
 """Roles by conditions on the thread: `if tx < 128:` around operations of tiles gives them to these warps.
 
 A branch becomes a role, as `with T.ws(...)` makes one, where whole warps in a row take it together. Warps that part
-again inside a branch become roles of their own, with copies of what each thread does by itself around the inner branch.
-Branches without operations of all threads stay as they are. Roles in a row get a barrier between them, unless the
-kernel has mbarriers, by which its author orders them. Without mbarriers branches in loops stay, and the check of the
-kernel refuses them.
+again inside a branch become roles of their own. They get copies of what each thread does by itself around the inner
+branch. Branches without operations of all threads stay as they are. Roles in a row get a barrier between them, unless
+the kernel has mbarriers, by which its author orders them. Without mbarriers branches in loops stay, and the check of
+the kernel refuses them.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Tracer:
                 self.check_scopes(used)
 
     @contextlib.contextmanager
-    def updating(self, *reducers: Buffer) -> Iterator[None]:
+    def allow_open_reducers(self, *reducers: Buffer) -> Iterator[None]:
         """Let statements inside touch reducers whose epoch is open."""
         open_now = {one: self.epochs.pop(one) for one in reducers if one in self.epochs}
         try:

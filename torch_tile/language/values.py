@@ -365,8 +365,13 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
         else:
             below = is_number(size) and isinstance(to_number(size), int)
             want = "integers, none below 0" if below else "a tuple of integers"
-            is_float = isinstance(size, Expr) or (is_number(size) and not below)
-            fix = "`/` gives a float: write `n // m`, or T.ceildiv(n, m), which rounds up" if is_float else ""
+            fix = ""
+            if isinstance(size, Expr) or (is_number(size) and not below):
+                fix = "`/` gives a float: write `n // m`, or T.ceildiv(n, m), which rounds up"
+            elif isinstance(size, str):
+                fix = (
+                    f"name the size first, and write no quotes here: {size} = T.const({size!r}), or T.dynamic({size!r})"
+                )
             raise error("bad_shape", author_span(), what=what, want=want, got=repr(shape)[:60], fix=fix)
     return tuple(found)
 

@@ -4,7 +4,7 @@
 A tensor in global memory keeps its views of the same dtype; launchers point them at it. Tiles, and views of another
 dtype, keep one name, the home. Uses of other names are rewritten to it: elements by their row-major number, regions if
 the home has the same box. The home is the name that a product uses, else the one that a reduction uses. Without one it
-is the name of the narrowest dtype, so that a store through a wider view is several whole stores. A reduction of another
+is the name of the narrowest dtype. A store through a wider view then is several whole stores. A reduction of another
 name goes through a fragment of its shape.
 """
 
@@ -16,7 +16,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import TileAssertionError, TileError, current_span, diagnose, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.bits import reinterpret
@@ -73,7 +73,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:
         name, fix = "shape", "give a shape of as many elements" if to == base.dtype else "give one of as many bytes"
         why = f"is {describe(sizes)} of {to}, and the memory is {describe(base.shape)} of {base.dtype}"
     if why:
-        raise error("bad_argument", None, op="T.view", name=name, why=why, fix=fix)
+        found = diagnose("bad_argument", current_span(), op="T.view", name=name, why=why, fix=fix)
+        raise (TileAssertionError if name == "shape" else TileError)(found)
     root = base.base or base
     made = Buffer("", sizes, to, base.scope, None, base.origin, align=base.align, base=root)
     if base.scope == "global":
@@ -299,7 +300,7 @@ def inside(view: Buffer, indices: Sequence[Expr], value: Expr) -> Expr:
 
 
 def _place(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> tuple[tuple[Expr, ...], Expr]:
-    """Return the first element of the home that holds a part of a view's element, and the offset of that part."""
+    """Return the first element of the home that holds a part of a view's element, and that part's offset."""
     w, h = view.dtype.bits, home.dtype.bits
     if w == h:
         found: list[Expr] = []

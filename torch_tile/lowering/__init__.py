@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch_tile.lowering.common.simplify import simplify_program
 from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
 from torch_tile.lowering.cpu.peel_tails import peel_tails
 from torch_tile.lowering.hopper.async_wgmma import async_wgmma, resolve_ping_pong
+from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
@@ -70,6 +72,7 @@ def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], .
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
+        (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
@@ -97,7 +100,9 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
     With TORCH_TILE_DUMP=<folder>, write each changed stage there in the language itself. With TORCH_TILE_VERIFY=1, as
     in tests, check each stage against its rules (ir/verify.py), which takes a fifth of the time.
     """
-    folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
+    folder, checked, name = os.environ.get("TORCH_TILE_DUMP"), is_watched(), ""
+    if folder:  # many a program is called main
+        name = f"{program.name}-{hashlib.sha256(repr(program).encode()).hexdigest()[:8]}"
     for number, (step, stage) in enumerate(passes):
         start = time.perf_counter()
         with assertions_as_bugs(getattr(step, "__name__", "a pass")):
@@ -106,7 +111,7 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
         if checked and (new is not program or number == 0):  # the first pass finds the author's mistakes
             verify(new, stage)
         if folder and (new is not program or number == 0):
-            _dump(Path(folder), f"{program.name}_{number:02d}_{step.__name__}.py", new, seconds)
+            _dump(Path(folder), f"{name}_{number:02d}_{step.__name__}.py", new, seconds)
         program = new
     return program
 

@@ -151,9 +151,11 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
     """Return the cache of an attention layer's call, under either of its names.
 
     Raises:
-        TypeError: if one of the call's `others`, which are ignored, is a cache under a third name.
+        TypeError: if one of the call's `others`, which are ignored, is a cache or a mask under a third name.
     """
     for name, other in others.items():
+        if name in ("attn_mask", "mask", "key_padding_mask") and other is not None:
+            raise TypeError(f"{name}= would be ignored: give it as attention_mask=")
         if hasattr(other, "update") and not isinstance(other, Mapping | Set):
             raise TypeError(f"{name}= looks like a cache, and would be ignored: give it as cache=")
     return past_key_values if cache is None else cache

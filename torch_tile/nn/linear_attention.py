@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear attention with decays under fla's names and arguments, over `torch.ops.tile`.
 
-All functions take q and k `[B, L, G, K]` and v `[B, L, H, V]`, and return `[B, L, H, V]` with the last state
-`[B, H, K, V]` in float32, or None unless `output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are
-`[N, H, K, V]`. `scale` is the factor of q; None for `K ** -0.5`. `run` is what calls operators.
+All functions take q and k `[B, L, G, K]` and v `[B, L, H, V]`. They return `[B, L, H, V]` with the last state `[B, H,
+K, V]` in float32, or None unless `output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H,
+K, V]`. `scale` is the factor of q; None for `K ** -0.5`. `run` is what calls operators.
 """
 
 from __future__ import annotations

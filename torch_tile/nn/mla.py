@@ -164,8 +164,8 @@ class MLAAttention(nn.Module):
         """Attend on the latents, with weights absorbed into queries and outputs: queries `[B, H, S, nope]` and `[B, H,
         S, R]` to `[B, S, H, v]`.
 
-        With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`,
-        and `tile.mla_schedule` may have made a schedule of the lengths.
+        With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`.
+        `tile.mla_schedule` may have made a schedule of the lengths.
         """
         weight = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
         w_k, w_v = weight.split([self.qk_nope_head_dim, self.v_head_dim], dim=1)

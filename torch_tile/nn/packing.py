@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.runtime.launch_plan import has_memory
 
 BITS = 4  # of a code of a format
 
@@ -20,13 +21,20 @@ BITS = 4  # of a code of a format
 def pack_fields(numbers: Tensor, bits: int, high_first: bool = False) -> Tensor:
     """Pack natural numbers below `2^bits` `[N, K]` into bytes `[N, K * bits / 8]`, the first in the lowest bits.
 
-    Raises ValueError if `bits` is not 1, 2, 4 or 8, or K * bits is no multiple of 8.
+    `bits` is 1, 2, 4 or 8. Raises ValueError for others, for a part of a byte, and for numbers that do not fit.
     """
     if bits not in (1, 2, 4, 8):
         raise ValueError(f"bits is {bits}; expected 1, 2, 4 or 8")
     per_byte = 8 // bits
     if numbers.shape[-1] % per_byte:
         raise ValueError(f"numbers has {numbers.shape[-1]} columns; expected a multiple of {per_byte} for {bits} bits")
+    if not torch.compiler.is_compiling() and has_memory(numbers) and numbers.numel():
+        least, most = (int(each) for each in numbers.aminmax())
+        if least < 0 or most >= 1 << bits:
+            wrong = least if least < 0 else most
+            raise ValueError(
+                f"numbers holds {wrong}; expected 0 to {(1 << bits) - 1} for {bits} bits: add the zero point"
+            )
     fields = numbers.to(torch.uint8).unflatten(-1, (-1, per_byte))
     places = [*range(0, 8, bits)][:: -1 if high_first else 1]
     shifted = [fields[..., i] << place for i, place in enumerate(places)]
@@ -49,8 +57,8 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
     The upper bits of a byte hold its first column.
     The scale of a run maps its largest magnitude to the format's: the scale of bitsandbytes for "nf4" and "fp4"
-    (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2, and
-    greater magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).
+    (arXiv:2305.14314). For "e2m1" it is a power of two, whose exponent is that of the largest magnitude less 2. Greater
+    magnitudes than 6 become 6 (OCP Microscaling Formats specification 1.0, section 6.3).
 
     Returns words `[N, K / 2]` and scales `[N, K / group]` of float32, or float8_e8m0fnu for "e2m1".
 
@@ -112,8 +120,8 @@ def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dty
 
 
 def rows_of_blocks(absmax: Tensor, shape: tuple[int, int], block: int) -> Tensor | None:
-    """Give every row of a weight `[N, K]` its own scales `[N, G]`, from those of blocks of `block` elements in memory
-    order. Return None where a block ends inside a row at no multiple of `block`.
+    """Give every row of a weight `[N, K]` its own scales `[N, G]`. They come from those of blocks of `block` elements
+    in memory order. Return None where a block ends inside a row at no multiple of `block`.
     """
     n, k = shape
     if k % block == 0:
@@ -137,6 +145,9 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, bits: int, one_less: bool) -> tup
     `one_less`: zeros are stored less 1, modulo `2^bits`, as in the first version of the format. Returns words
     `[N, K * bits / 8]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8. Bits are 2, 4 or 8.
     """
+    if qzeros.shape[-1] * 32 != qweight.shape[-1] * bits:
+        expected = f"{qweight.shape[-1] * bits / 32:g}, as qweight has {qweight.shape[-1]} for {bits} bits"
+        raise ValueError(f"qzeros has {qzeros.shape[-1]} columns; expected {expected}")
     words = qweight.t().contiguous().view(torch.uint8)
     zeros = unpack_fields(qzeros.contiguous().view(torch.uint8), bits).t()
     if one_less:
@@ -153,6 +164,8 @@ def from_awq(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns words `[N, K / 2]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8.
     """
+    if qzeros.shape[-1] != qweight.shape[-1]:
+        raise ValueError(f"qzeros has {qzeros.shape[-1]} columns; expected {qweight.shape[-1]}, as qweight")
     inverse = [AWQ_ORDER.index(column) for column in range(8)]
 
     def features(words: Tensor) -> Tensor:

@@ -59,6 +59,15 @@ class QuantizedLinear(nn.Module):
         whole_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
+        if words.dim() != 2 or words.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+            kind = f"{words.dtype}, {list(words.shape)}"
+            raise TypeError(
+                f"QuantizedLinear: words is {kind}; expected bytes [N, K * bits / 8], as pack_fields makes them"
+            )
+        for name, tensor in (("scales", scales), ("zeros", zeros)):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] not in (1, words.shape[0])):
+                shape, rows = list(tensor.shape), words.shape[0]
+                raise ValueError(f"QuantizedLinear: {name} has shape {shape}; expected [{rows}, groups], as words")
         for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros), ("whole_scale", whole_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))

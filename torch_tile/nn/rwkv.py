@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RWKV-7's recurrence under fla's names and arguments, over `torch.ops.tile`.
 
-All functions take r or q, k, a and b `[B, L, H, K]`, v `[B, L, H, V]` and logarithms of decays `[B, L, H, K]`, and
+All functions take r or q, k, a and b `[B, L, H, K]`, v `[B, L, H, V]` and logarithms of decays `[B, L, H, K]`. They
 return `[B, L, H, V]` with the last state `[B, H, K, V]` in float32, or None unless `output_final_state`. States of
 packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `run` is what calls operators.
 """

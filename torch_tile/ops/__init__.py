@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         attention_varlen_lse,
     )
     from torch_tile.ops.families.causal_conv1d import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
+    from torch_tile.ops.families.conv import conv
     from torch_tile.ops.families.cross_entropy import cross_entropy, cross_entropy_backward
     from torch_tile.ops.families.delta_rule import gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_step
     from torch_tile.ops.families.dequant_gemm import dequant_gemm
@@ -80,6 +81,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_backward",
     "causal_conv1d_update",
+    "conv",
     "cross_entropy",
     "cross_entropy_backward",
     "dequant_gemm",

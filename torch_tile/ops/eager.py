@@ -126,9 +126,9 @@ def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _constant(x: Any) -> Any:
-    """Replace a tensor, or the tensors of a list, by a mark; keep any other argument."""
+    """Replace a tensor, or the tensors of a list, by a mark; keep any other argument, a list as a tuple."""
     if isinstance(x, list):
-        return (TENSOR,) * len(x)
+        return tuple(map(_constant, x))
     return TENSOR if isinstance(x, torch.Tensor) else x
 
 
@@ -140,6 +140,11 @@ def _like(x: torch.Tensor) -> Result:
 def _call(into: Callable[..., object], constants: Sequence[Any], results: int, *tensors: torch.Tensor) -> None:
     """Call `into(*args, out=results)`, where args are the constants with tensors in their places."""
     queue: Iterator[torch.Tensor] = iter(tensors)
-    args = [next(queue) if c is TENSOR else [next(queue) for _ in c] if isinstance(c, tuple) else c for c in constants]
+    args = [[_filled(e, queue) for e in c] if isinstance(c, tuple) else _filled(c, queue) for c in constants]
     made = tuple(queue)
     into(*args, out=made[0] if results == 1 else made)
+
+
+def _filled(constant: Any, queue: Iterator[torch.Tensor]) -> Any:
+    """Return a constant, or the next tensor for a mark."""
+    return next(queue) if constant is TENSOR else constant

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from torch_tile.ops.recomputed import gradients_of
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -58,8 +61,9 @@ def linear_cross_entropy_loss(
 ) -> torch.Tensor:
     """`F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)` without storing the logits.
 
-    Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss, in one pass over chunks
-    of rows. "none" computes the chunks again in its backward. See `torch_tile.ops.linear_cross_entropy_gradients`.
+    Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss. They do so in one pass
+    over chunks of rows. "none" computes the chunks again in its backward. See
+    `torch_tile.ops.linear_cross_entropy_gradients`.
 
     Args:
         input: `[..., K]`.
@@ -86,8 +90,50 @@ def linear_cross_entropy_loss(
     sums = torch.float64 if input.dtype == torch.float64 else torch.float32
     factor = row_factor(target, weight, ignore_index, reduction, sums)
     of_weight = wants[1] or wants[2]
+    tensors, rest = given[:5], given[5:]
+    if _is_plain(tensors):
+        apply: Callable[..., torch.Tensor] = _ScalesInPlace.apply
+        return apply(factor, rest, wants[0], of_weight, *tensors)
     loss: torch.Tensor = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
     return loss
+
+
+def _is_plain(tensors: Any) -> bool:
+    """Return whether a call is an eager one, outside of transforms, of tensors of no subclass."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(x is None or type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors)
+
+
+class _ScalesInPlace(torch.autograd.Function):
+    """The loss of `linear_cross_entropy_gradients`, whose backward hands over the gradients that the forward made.
+
+    They are multiplied in place by the loss's own gradient. The operator's backward copies them, since callers may hold
+    its results: another gigabyte for a large vocabulary. A second backward computes them again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, factor: Any, rest: tuple[Any, ...], of_hidden: bool, of_weight: bool, *tensors: Any) -> Any:
+        loss, *made = torch.ops.tile.linear_cross_entropy_gradients(factor, *tensors, *rest, of_hidden, of_weight)
+        ctx.save_for_backward(factor, *tensors)
+        ctx.rest, ctx.wanted, ctx.made = rest, (of_hidden, of_weight), made
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+        (factor, *tensors), made, ctx.made = ctx.saved_tensors, ctx.made, None
+        of_input, of_weight, _, of_bias, _ = ctx.needs_input_grad[4:]
+        needed = [of_input, of_weight, False, of_bias, False]
+        if made is None or torch.is_grad_enabled():
+
+            def again(*given: Any) -> Any:
+                op = torch.ops.tile.linear_cross_entropy_gradients
+                return (op(factor, *given, *ctx.rest, *ctx.wanted)[0],)
+
+            return (None, None, None, None, *gradients_of(again, tensors, needed, (upstream,)))
+        dhidden, dweight, dbias = (x.mul_(upstream) if x.numel() else x for x in made)
+        found = dhidden, dweight, None, dbias, None
+        return (None, None, None, None, *(x if wants else None for x, wants in zip(found, needed, strict=True)))
 
 
 def row_factor(target: Any, weight: Any, ignore_index: int, reduction: str, dtype: torch.dtype) -> Any:

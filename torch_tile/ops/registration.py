@@ -71,8 +71,8 @@ def declare(name: str, args: Callable[P, Any], result: type[R], doc: str, **decl
 def register(**declaration: Any) -> Operator:
     """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher.
 
-    `module` names a module of kernels: its entry function of the operator's name is the operator's `run`, and its
-    `reference` the reference, where the declaration has none.
+    `module` names a module of kernels: its entry function of the operator's name is the operator's `run`. Its
+    `reference` is the reference, where the declaration has none.
     """
     if module := declaration.pop("module", None):
         declaration.setdefault("run", entry(module, declaration["name"], *declaration.get("returns", ("out",))))
@@ -120,11 +120,11 @@ def _register_gradient(operator: Operator) -> None:
         LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
     if operator.backward is not None:
 
-        def made() -> tuple[Callable[..., None], Callable[..., Any]]:
+        def make_gradient() -> tuple[Callable[..., None], Callable[..., Any]]:
             setup_context, backward = sharded(operator)
             return setup_context, _of_given(backward)
 
-        LIBRARY.impl(operator.name, autograd_kernel(operator.overload, made), "Autograd", with_keyset=True)
+        LIBRARY.impl(operator.name, autograd_kernel(operator.overload, make_gradient), "Autograd", with_keyset=True)
 
 
 def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:

@@ -5,8 +5,8 @@ One file declares an operator once. The declaration has its arguments, checks, r
 torch, gradient, sharding, cost and documentation. Schemas, launchers, DTensor's rules, FLOP counts, Inductor's
 lowerings and the documented Python forms are derived from the declarations.
 
-The arguments are a named tuple, generic in the type that stands for a tensor. So one class types the op's arguments,
-the graph nodes of a call, the shapes for a cost, and the specs for a sharding rule.
+The arguments are a named tuple, generic in the type that stands for a tensor. So one class types the op's arguments and
+the graph nodes of a call. It also types the shapes for a cost and the specs for a sharding rule.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Operator:
     """The declaration of `torch.ops.tile.NAME`. Functions get the arguments as one object, of the class `args`.
 
     args: a named tuple, generic in V, whose annotations and defaults make the schema: `V`, `V | None`, `Sequence[V]`,
-    `Sequence[V] | None`, `bool`, `int`, `int | torch.SymInt`, `float`, `float | None`, `str`, `torch.dtype`, and
-    `torch.dtype | None`. returns: names of the results, () for one result without a name.
+    `Sequence[V] | None`, `Sequence[int]`, `bool`, `int`, `int | torch.SymInt`, `float`, `float | None`, `str`,
+    `torch.dtype`, and `torch.dtype | None`. returns: names of the results, () for one result without a name.
     fake: checks the arguments and makes empty results, shapes maybe symbolic. check_values: refuses values of tensors
     that hold some. run: `run(args, out)` computes the results into `out`, a tensor or a tuple.
     reference: the results in plain torch. as_aten: the results in the operations that Inductor compiles best.
@@ -178,7 +178,7 @@ def _default(name: str, defaults: dict[str, Any]) -> str:
     """Return the default of an argument in torch's schema language."""
     if name not in defaults:
         return ""
-    value = defaults[name]
+    value = list(defaults[name]) if isinstance(defaults[name], tuple) else defaults[name]
     return f'="{value}"' if isinstance(value, str) else f"={value}"
 
 
@@ -224,7 +224,7 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
 
     def call(*given: P.args, **named: P.kwargs) -> R:
         try:
-            filled = args(*given, **named)
+            filled = found(*given, **named)  # no subscript, which Dynamo does not trace
         except TypeError as problem:
             raise _bad_call(name, found._fields, len(given), str(problem)) from None
         made: R = getattr(torch.ops.tile, name).default(*map(as_listed, filled))

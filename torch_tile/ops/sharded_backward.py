@@ -79,7 +79,7 @@ class _Sharding:
         """Yield for each argument the names and sizes of its dimensions."""
         dims = iter(self.rule.inputs)
         for argument, value in zip(op._schema.arguments, inputs, strict=True):
-            if isinstance(value, list):
+            if isinstance(value, list) and "Tensor" in str(argument.type):
                 yield [(next(dims), t.shape) for t in value]
             elif "Tensor" in str(argument.type) and "List" not in str(argument.type):
                 here = next(dims)
@@ -110,7 +110,8 @@ class _Sharding:
         """Return placements of the gradient of a tensor with these dimensions.
 
         If ranks used the whole tensor for different parts of the result, each rank has a part of a sum. If a summed
-        dimension is sharded, each rank has the gradient of the whole result, and of the operands added to it.
+        dimension is sharded, each rank has the gradient of the whole result. It also has that of the operands added to
+        the result.
         """
         from torch.distributed.tensor import Partial
 

@@ -23,8 +23,8 @@ class Rule:
     sharded.
 
     inputs: one for each tensor argument in the schema's order, lists laid out flat, None where there is no tensor.
-    free: names whose indices are computed independently. summed: names that are summed over, in a call that is linear
-    in each operand with such a name and adds up the others. even: names that may be sharded only if so many parts fall
+    free: names whose indices are computed independently. summed: names that are summed over. The call is linear in each
+    operand with such a name and adds up the other operands. even: names that may be sharded only if so many parts fall
     evenly to the ranks. saved: the backward's `ctx.saved_tensors`, if not the inputs.
     """
 

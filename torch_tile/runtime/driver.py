@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Call the CUDA driver through ctypes: load cubins into a device's primary context, and launch functions.
 
-No call here waits for a device or allocates on one, so all calls are allowed while a CUDA graph is captured.
+No call here waits for a device or allocates on one. All calls are allowed while a CUDA graph is captured.
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ class TooFewRegistersError(RuntimeError):
 def compile_cubin(text: str, target: Target, options: PassOptions | None = None) -> Cubin:
     """Return the cubin of the CUDA C++ `text` for `target`, built or from the cache. Any thread may call it.
 
-    Raises NoNvrtcError if there is no NVRTC or it does not know the chip, and CacheError if the cache cannot be used.
-    Raises TooFewRegistersError if tiles need more registers than threads have. Raises ForeignTextError if an author's
-    own text may be at fault. Raises InternalError if the text is refused for another reason: then the code generator is
-    at fault.
+    Raises NoNvrtcError if there is no NVRTC or it does not know the chip. Raises CacheError if the cache cannot be
+    used. Raises TooFewRegistersError if tiles need more registers than threads have. Raises ForeignTextError if an
+    author's own text may be at fault. Raises InternalError if the text is refused for another reason: then the code
+    generator is at fault.
     """
     library = find_nvrtc()
     flags = (*flags_for(target, options or PassOptions()), *include_paths(text))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute arithmetic of one scalar type for the tile interpreter's expressions.
 
-A value shared by all lanes of a loop nest is a Python int or bool, or a 0-d tensor for floats. Any other value is a
+A value shared by all lanes of a loop nest is a Python int or bool. For floats it is a 0-d tensor. Any other value is a
 tensor with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 wraps where
 `ir/widths.py` says so, others after every operation. uint64 is held as its two's complement. Floats have the type of
-their node; fp16, bf16 and fp8 are computed in float32 and rounded after every operation.
-x // 0 and x % 0 are undefined.
+their node; fp16, bf16 and fp8 are computed in float32 and rounded after every operation. x // 0 and x % 0 are
+undefined.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Define the interface of a tile op, and the registry that turns a tile op into `T.<name>`.
 
 A new op is one file: a frozen dataclass with `build` (from the author's arguments), `check`, `accesses`, `evaluate`
-(its meaning on whole tiles) and `lower_cpu` (plain IR). The language, the interpreter, the passes and the printer find
-it through `tile_ops()`.
+(its meaning on whole tiles) and `lower_cpu`. The language, the interpreter, the passes and the printer find it through
+`tile_ops()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the context in which a tile op is laid out and lowered for the threads of a block.
 
-`Demand` is an op's demand on a buffer, `Layouts` holds the decisions so far, `ThreadContext` is the group of threads
+`Demand` is an op's demand on a buffer. `Layouts` holds the decisions so far, `ThreadContext` is the group of threads
 that runs the op.
 """
 

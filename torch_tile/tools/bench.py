@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.inductor import compat
-from torch_tile.tools.demo import error, medians, progress
+from torch_tile.tools.demo import TOLERANCES, error, medians, progress
 
 Tensor = torch.Tensor
 SECONDS = 1.0  # of timing for each case
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest value
 
 
 @dataclass(frozen=True)
@@ -93,15 +92,7 @@ def measure(case: Case, device: str, dtype: torch.dtype, compiled: bool) -> tupl
             runs["Inductor"] = partial(inductor, *args)
         runs["ours"] = partial(case.ours, *args)
         wrong = error(runs["ours"]().cpu(), exact)
-    if device == "cuda":
-        runs = {name: partial(_synchronised, run) for name, run in runs.items()}
     return medians(runs, SECONDS), wrong
-
-
-def _synchronised(run: Callable[[], Any]) -> None:
-    """Run a rival and wait until the GPU has finished."""
-    run()
-    torch.cuda.synchronize()
 
 
 def _linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m torch_tile demo`: a small transformer by eager torch, Inductor and `backend="tile"`, by turns."""
+"""`python -m torch_tile demo`: a transformer by eager torch, Inductor and `backend="tile"`, by turns.
+
+It is a small one on a CPU; on a GPU it has layers of Llama 3 8B's size and long inputs.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,68 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.progress import clock_line, only_clock
 from torch_tile.inductor import compat
 from torch_tile.inductor.report.rows import KEPT, Report, collect
-from torch_tile.tools.models import SAMPLES, VOCABULARY, Sample
+from torch_tile.tools.models import LLAMA_8B, SMALL, Sample, Sizes, deepseek, llama
 
 Tensor = torch.Tensor
-BATCH, LENGTH = 1, 128
+BATCH = 1
 SECONDS = 2.0  # of timing for each model
-TOLERANCE = 1e-4  # relative, in float32
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest value
+ROOM = 24 << 30  # bytes of a GPU for all layers of LLAMA_8B and their copies in float64; a smaller one gets one layer
 
 
-def demo(length: int = LENGTH, select: str = "fastest", every: bool = False) -> int:
-    """Compile a sample model, or `every` one and a layer of latent attention; print replacements, errors and times.
+@dataclass(frozen=True)
+class Machine:
+    """Where the demo runs, in which dtype, and how large a model and an input this machine is given."""
 
-    `select` is the backend's option. Returns 1 if an error is too large.
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    length: int
+
+    def __str__(self) -> str:
+        gpu = self.device.type == "cuda"
+        where = torch.cuda.get_device_name(self.device) if gpu else f"{torch.get_num_threads()} threads"
+        return f"{where}, {str(self.dtype).rpartition('.')[2]}"
+
+    def make(self, maker: Callable[[Sizes], Sample], sizes: Sizes) -> Sample:
+        """Make a sample model with its weights in this machine's memory and dtype."""
+        with self.device:
+            sample = maker(sizes)
+        return replace(sample, model=sample.model.to(self.dtype))
+
+
+def this_machine() -> Machine:
+    """Choose sizes that take some 40 s in all: a small model on a CPU, layers of Llama 3 8B on a GPU."""
+    if not torch.cuda.is_available():
+        return Machine(torch.device("cpu"), torch.float32, SMALL, 128)
+    device = torch.device("cuda", torch.cuda.current_device())
+    large = torch.cuda.get_device_properties(device).total_memory >= ROOM
+    return Machine(device, torch.bfloat16, LLAMA_8B if large else replace(LLAMA_8B, layers=1), 2048)
+
+
+def demo(length: int = 0, select: str = "fastest", every: bool = False) -> int:
+    """Compile a Llama, and with `every` a small DeepSeek-V3 and a layer of latent attention; print what comes out.
+
+    That is what was replaced, errors and times. `length` is the number of tokens, 128 on a CPU and 2048 on a GPU by
+    default; `select` is the backend's option. Returns 1 if an error is too large.
     """
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, batch {BATCH}, {length} tokens")
-    makers = list(SAMPLES.values())
+    machine = this_machine()
+    machine = replace(machine, length=length or machine.length)
+    print(f"torch {torch.__version__}, {machine}, batch {BATCH}, {machine.length} tokens")
     with torch.no_grad():
-        good = [show_compiled(make(), length, select) for make in (makers if every else makers[:1])]
+        good = [show_compiled(llama, machine, machine.sizes, select)]
         if every:
-            good.append(show_latent_decoding(length))
+            good += [show_compiled(deepseek, machine, SMALL, select), show_latent_decoding(machine)]
     print("\nevery result agrees with float64" if all(good) else "\nsome result is wrong: see above")
     if not every:
         print(
@@ -46,11 +84,14 @@ def demo(length: int = LENGTH, select: str = "fastest", every: bool = False) -> 
     return 0 if all(good) else 1
 
 
-def show_compiled(sample: Sample, length: int, select: str = "fastest") -> bool:
+def show_compiled(maker: Callable[[Sizes], Sample], machine: Machine, sizes: Sizes, select: str = "fastest") -> bool:
     """Run one model by eager torch, by Inductor and by our backend; print times, and whether our logits are right."""
-    print(f"\n{sample.name} ({sample.source}, random weights)")
-    ids = torch.randint(0, VOCABULARY, (BATCH, length))
-    with progress("computing it in float64 and in float32"):
+    with progress("making a model", quiet=True):
+        sample = machine.make(maker, sizes)
+    size = f"{sizes.layers} layer{'s' * (sizes.layers > 1)} of {sizes.width} features"
+    print(f"\n{sample.name} ({sample.source}, random weights): {size}")
+    ids = torch.randint(0, sample.vocabulary, (BATCH, machine.length), device=machine.device)
+    with progress(f"computing it in float64 and in {str(machine.dtype).rpartition('.')[2]}"):
         exact = sample.run(copy.deepcopy(sample.model).double(), ids)
         sample.run(sample.model, ids)
     with progress("compiling it with Inductor"), compat.no_caches():
@@ -68,40 +109,41 @@ def show_compiled(sample: Sample, length: int, select: str = "fastest") -> bool:
     print("  time of a forward pass:  " + "   ".join(f"{name} {value * 1e3:.1f} ms" for name, value in times.items()))
     print(f"  tile is {times['eager'] / times['tile']:.2f}x eager, {times['Inductor'] / times['tile']:.2f}x Inductor")
     torch._dynamo.reset()
-    return errors["tile"] <= max(TOLERANCE, 1.5 * errors["eager"])
+    return errors["tile"] <= max(TOLERANCES[machine.dtype], 1.5 * errors["eager"])
 
 
-def show_latent_decoding(length: int) -> bool:
+def show_latent_decoding(machine: Machine) -> bool:
     """Run a decoding step of one latent attention layer of DeepSeek-V3's sizes, 16 heads; print times and the error."""
     from torch_tile.nn import MLAAttention
 
-    print(f"\ntorch_tile.nn.MLAAttention (DeepSeek-V3's sizes, 16 heads): one new token over {16 * length} cached ones")
-    layer = MLAAttention(512, 16, q_lora_rank=None).eval()
-    x, kv, k_pe = torch.randn(1, 1, 512), torch.randn(1, 1, 16 * length, 512), torch.randn(1, 1, 16 * length, 64)
-    angle = torch.rand(1, 1, 32).repeat(1, 1, 2)
+    cached = min(16 * machine.length, 8192)
+    print(f"\ntorch_tile.nn.MLAAttention (DeepSeek-V3's sizes, 16 heads): one new token over {cached} cached ones")
+    with machine.device:
+        layer = MLAAttention(512, 16, q_lora_rank=None).eval().to(machine.dtype)
+        x, kv, k_pe = torch.randn(1, 1, 512), torch.randn(1, 1, cached, 512), torch.randn(1, 1, cached, 64)
+        angle = torch.rand(1, 1, 32).repeat(1, 1, 2)
+        everything = torch.ones(1, 1, 1, cached + 1, dtype=torch.bool)
 
     def run(layer: Any, absorb: bool, dtype: torch.dtype) -> Tensor:
-        cache = FixedCache(kv.to(dtype), k_pe.to(dtype))
-        rope = (angle.cos().to(dtype), angle.sin().to(dtype))
-        mask = None if absorb else torch.ones(1, 1, 1, 16 * length + 1, dtype=torch.bool)
-        out: Tensor = layer(x.to(dtype), rope, mask, cache)[0]
+        token, keys, parts, cos, sin = (t.to(machine.dtype).to(dtype) for t in (x, kv, k_pe, angle.cos(), angle.sin()))
+        out: Tensor = layer(token, (cos, sin), None if absorb else everything, FixedCache(keys, parts))[0]
         return out
 
     with progress("computing it with expanded keys in float64, and with absorbed weights"):
         exact = run(copy.deepcopy(layer).double(), False, torch.float64)
-        ours = run(layer, True, torch.float32)
+        ours = run(layer, True, machine.dtype)
     wrong = error(ours, exact)
     print(f"  error against float64:   absorbed {wrong:.1e}")
     with progress("timing"):
         times = medians(
             {
-                "expanded": lambda: run(layer, False, torch.float32),
-                "absorbed": lambda: run(layer, True, torch.float32),
+                "expanded": lambda: run(layer, False, machine.dtype),
+                "absorbed": lambda: run(layer, True, machine.dtype),
             },
             seconds=SECONDS,
         )
     print("  time of a step:          " + "   ".join(f"{name} {value * 1e3:.1f} ms" for name, value in times.items()))
-    return wrong <= TOLERANCE
+    return wrong <= TOLERANCES[machine.dtype]
 
 
 class FixedCache:
@@ -136,15 +178,21 @@ def error(value: Tensor, exact: Tensor) -> float:
 
 
 def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Time each function; return the median seconds, taken in turns so that a busy machine is unfair to none."""
+    """Time each function; return the median seconds, taken in turns so that a busy machine is unfair to none.
+
+    Each turn ends when the GPU, if there is one, has finished.
+    """
+    wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
+    wait()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 3:
         for name, run in runs.items():
             start = time.perf_counter()
             run()
+            wait()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -159,13 +207,14 @@ def progress(what: str, quiet: bool = False) -> Iterator[None]:
 
     def tick() -> None:
         while not done.wait(0.2):
-            print(f"\r  {what} ... {time.perf_counter() - start:.0f} s", end="", flush=True)
+            print(clock_line(f"  {what}", start), end="", flush=True)
 
     clock = threading.Thread(target=tick, daemon=True)
     if live:
         clock.start()
     try:
-        yield
+        with only_clock():
+            yield
     finally:
         done.set()
         if live:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch_tile.show(kernel)`: a kernel for a GPU as one page of pictures, inline in notebooks or in a file.
 
-The page has the schedule, the limits of the machine, a timeline, the shared memory, the layout of each tile and the
-text. It needs no GPU, no script and no network.
+The page has the schedule, the limits of the machine and a timeline. It also has the shared memory, the layout of each
+tile and the text. It needs no GPU, no script and no network.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _timeline(program: Program, flat: Program, target: Target) -> str:
 
 
 def _memory(flat: Program) -> str:
-    """Draw where each tile lies in the shared memory of a block, and tiles that reuse bytes in rows of their own."""
+    """Draw where each tile lies in the shared memory of a block. Tiles that reuse bytes have rows of their own."""
     parts = []
     for kernel in flat.kernels:
         held = [n.buffer for n in find(kernel, Alloc) if n.buffer.scope in ("shared", "barrier")]

@@ -55,7 +55,7 @@ def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
 
 
 def picture(events: list[Event]) -> str:
-    """Draw events as bars, one row for each role and engine, and as many lines in a row as bars lie beside each other.
+    """Draw events as bars, one row for each role and engine. A row has as many lines as bars lie beside each other.
 
     Returns "" if there are none.
     """

@@ -15,10 +15,10 @@ def compress(
     """Return the nonzeros (M, K / 2) of a 2:4 sparse matrix (M, K), and the metadata that T.gemm_sp reads.
 
     Each four neighbours along K have two nonzeros at most; of 32-bit types each two have one. The metadata has the
-    layout of mma.sp in the PTX ISA, row by row, four bits a group, in elements of `meta_dtype` (int16), as that of
-    TileLang's compressor since 0.1.14. With
-    `transposed`, A is (K, M) and both results are turned as well. `arch` has no effect. Raises ValueError for a matrix
-    that is not sparse so, or whose K does not fill whole elements of the metadata.
+    layout of mma.sp in the PTX ISA, row by row, four bits a group. Elements are of `meta_dtype` (int16), as those of
+    TileLang's compressor since 0.1.14. With `transposed`, A is (K, M) and both results are turned as well. `arch` has
+    no effect. Raises ValueError for a matrix that is not sparse so. Raises it, too, if K does not fill whole elements
+    of the metadata.
     """
     import torch
 

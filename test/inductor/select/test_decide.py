@@ -90,6 +90,25 @@ def test_plain_products_are_timed_on_request(mode, contests, monkeypatch):
     assert [r.status for r in report.rows] == ["replaced" if contests else "kept"]
 
 
+def test_contests_leave_counters_and_saved_code_alone(monkeypatch):
+    """A compilation with contests and one that remembers their outcomes look alike to Inductor's tools."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setitem(benchmark.BUDGET, "cpu", 0.02)
+    contests, measure, found = [], decide._measure, []
+    monkeypatch.setattr(decide, "_measure", lambda *args: contests.append(args[2]) or measure(*args))
+    args = operands()
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        with torch.no_grad(), no_caches():
+            _, codes = run_and_get_code(torch.compile(block, backend=tile), *args)
+        found.append((len(codes), {name: dict(counts) for name, counts in counters.items()}, len(contests)))
+    assert found[0] == found[1]
+    assert found[0][0] == 1 and contests
+
+
 def test_a_damaged_file_is_measured_again(monkeypatch, tmp_path):
     monkeypatch.setattr(decide, "_measure", lambda new, old, key, *_: decide._save(key, Outcome(1, 2)) or Outcome(1, 2))
     run()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_tile.kernels.mla.decode import mla_decode, reference as decoded
+from torch_tile.kernels.mla.decode import EVENLY_SPLIT, mla_decode, reference as decoded
 from torch_tile.kernels.mla.scheduler import BEGINNING, BLOCK, mla_schedule, plan, reference
 from torch_tile.kernels.mla.spec import Config
 
@@ -82,13 +82,15 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
             check(a, b, f"{name} of {units} units")
 
 
-def test_a_sequence_alone_needs_no_schedule(engine, problems, check):
-    """Even splits are its best plan: whatever a schedule says is not read."""
-    q, q_pe = problems.tensor(1, 2, 3, 32, layout="dense"), problems.tensor(1, 2, 3, 16, layout="dense")
-    kv, k_pe = problems.tensor(1, 130, 32, layout="dense"), problems.tensor(1, 130, 16, layout="dense")
-    schedule = torch.full((5, 4), -1, dtype=torch.int32)
-    got = mla_decode(q, q_pe, kv, k_pe, None, None, schedule=schedule)
-    want = decoded(*(x.double() for x in (q, q_pe, kv, k_pe)))
+@pytest.mark.parametrize("batch", range(1, EVENLY_SPLIT + 1))
+def test_few_sequences_need_no_schedule(batch, engine, problems, check):
+    """Even splits are their best plan: whatever a schedule says is not read."""
+    q, q_pe = (problems.tensor(batch, 2, 3, n, layout="dense") for n in (32, 16))
+    kv, k_pe = (problems.tensor(batch, 130, n, layout="dense") for n in (32, 16))
+    lengths = torch.tensor(problems.random.choices([0, 1, 70, 130], k=batch), dtype=torch.int32)
+    schedule = torch.full((batch + 4, 4), -1, dtype=torch.int32)
+    got = mla_decode(q, q_pe, kv, k_pe, None, lengths, schedule=schedule)
+    want = decoded(*(x.double() for x in (q, q_pe, kv, k_pe)), None, lengths)
     for name, a, b in zip(("out", "lse"), got, want, strict=True):
         check(a, b, name)
 
@@ -97,10 +99,12 @@ def test_a_schedule_of_nonsense_reads_and_writes_nothing_else(engine, problems):
     """On a GPU nobody looks whether a schedule is that of the lengths: results are wrong then, but nothing else is."""
     if engine == "threads":
         pytest.skip("blocks that take the same sequence race for its results, as they must")
-    lengths = torch.tensor([70, 130], dtype=torch.int32)
-    q, q_pe = problems.tensor(2, 1, 3, 32, layout="dense"), problems.tensor(2, 1, 3, 16, layout="dense")
-    kv, k_pe = problems.tensor(2, 130, 32, layout="dense"), problems.tensor(2, 130, 16, layout="dense")
-    schedule = torch.randint(-(2**31), 2**31, (5, 4), dtype=torch.int64, generator=problems.generator).int()
+    lengths = torch.tensor([70] + [130] * EVENLY_SPLIT, dtype=torch.int32)  # fewer sequences take no schedule
+    batch = len(lengths)
+    q, q_pe = (problems.tensor(batch, 1, 3, n, layout="dense") for n in (32, 16))
+    kv, k_pe = (problems.tensor(batch, 130, n, layout="dense") for n in (32, 16))
+    size = (batch + 3, 4)
+    schedule = torch.randint(-(2**31), 2**31, size, dtype=torch.int64, generator=problems.generator).int()
     mla_decode(q, q_pe, kv, k_pe, None, lengths, schedule=schedule, config=Config(16, 32))
-    schedule = torch.randint(-3, 9, (5, 4), dtype=torch.int32, generator=problems.generator)
+    schedule = torch.randint(-3, 9, size, dtype=torch.int32, generator=problems.generator)
     mla_decode(q, q_pe, kv, k_pe, None, lengths, schedule=schedule, config=Config(16, 32))

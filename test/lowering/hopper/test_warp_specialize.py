@@ -17,6 +17,7 @@ from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, Let, Role
 from torch_tile.ir.verify import Stage, verify
+from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.async_wgmma import async_wgmma
 from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.atomic import ArriveLast
@@ -435,32 +436,64 @@ def test_branches_of_a_producer_fill_a_tile_that_consumers_change() -> None:
     torch.testing.assert_close(c.double(), 2 * sum(parts), rtol=1e-4, atol=1e-4)
 
 
-def product_in_memory_for(stage):
-    """A product whose result goes through a tile of 64 KiB, with operands of `stage` columns a turn."""
+def product_in_memory_for(stage, begins=False, turns=1):
+    """A product whose result goes through a tile of 64 KiB, with operands of `stage` columns a turn.
+
+    With `begins` another such tile brings what the sums begin at.
+    """
+
+    @T.macro
+    def turn(A, B, C, a, b, c, acc, n):
+        T.clear(acc)
+        if begins:
+            old = T.alloc_shared((256, 128), H)
+            for i, j in T.Parallel(256, 128):
+                old[i, j] = C[i, j]
+            T.copy(old, acc)
+        for k in T.Pipelined(512 // stage, num_stages=1):
+            T.copy(A[0, k * stage], a)
+            T.copy(B[k * stage, 0], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, c)
+        T.copy(c, C[n * 256, 0])
 
     @T.prim_func
-    def kernel(A: T.Tensor((256, 512), H), B: T.Tensor((512, 128), H), C: T.Tensor((256, 128), H)):
+    def kernel(A: T.Tensor((256, 512), H), B: T.Tensor((512, 128), H), C: T.Tensor((turns * 256, 128), H)):
         with T.Kernel(1, threads=256):
             a, b = T.alloc_shared((256, stage), H), T.alloc_shared((stage, 128), H)
             c, acc = T.alloc_shared((256, 128), H), T.alloc_fragment((256, 128), F)
-            T.clear(acc)
-            for k in T.Pipelined(512 // stage, num_stages=1):
-                T.copy(A[0, k * stage], a)
-                T.copy(B[k * stage, 0], b)
-                T.gemm(a, b, acc)
-            T.copy(acc, c)
-            T.copy(c, C)
+            if turns == 1:
+                turn(A, B, C, a, b, c, acc, 0)
+            else:
+                for n in T.serial(turns):
+                    turn(A, B, C, a, b, c, acc, n)
 
     return kernel
 
 
+def right_product(kernel, begins=False, turns=1):
+    """Run a kernel of `product_in_memory_for` by threads, and compare its result."""
+    a, b, c = torch.randn(256, 512).half(), torch.randn(512, 128).half(), torch.randn(turns * 256, 128).half()
+    wanted = (a.float() @ b.float()).repeat(turns, 1) + (c.float() if begins else 0)
+    assert "nothing found" in kernel.interpret(a, b, c).report()
+    torch.testing.assert_close(c.float(), wanted, rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("turns, shares", [(1, True), (2, False)])
+def test_results_lie_where_the_last_operands_did(turns, shares):
+    """Who reads a tile of the producer warps has waited for it. In a loop around, these fill it again meanwhile."""
+    kernel = product_in_memory_for(64, turns=turns)
+    program = lower(kernel.program, cuda_passes(build()))
+    at = {n.buffer.name: n.buffer.offset for n in walk(program) if isinstance(n, Alloc)}
+    assert (at["c"] == at["a"]) == shares
+    right_product(torch_tile.compile(kernel, target="cuda:sm_90a"), turns=turns)
+
+
 def test_no_producers_where_their_tiles_leave_no_room():
-    """The tile of the result lies where those of the operands did; with a producer warp it cannot."""
-    short = torch_tile.compile(product_in_memory_for(256), target="cuda:sm_90a")
+    """A tile from before the loop lies where those of the operands do; with a producer warp it cannot."""
+    short = torch_tile.compile(product_in_memory_for(256, begins=True), target="cuda:sm_90a")
     assert "needs more shared memory than there is" in str(short.schedule)
-    assert "by a warp of its own" in str(torch_tile.compile(product_in_memory_for(64), target="cuda:sm_90a").schedule)
-    a, b, c = torch.randn(256, 512).half(), torch.randn(512, 128).half(), torch.zeros(256, 128).half()
-    assert "nothing found" in short.interpret(a, b, c).report()
-    torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=1e-2, atol=1e-1)
+    assert "by a warp of its own" in str(torch_tile.compile(product_in_memory_for(256), target="cuda:sm_90a").schedule)
+    right_product(short, begins=True)
     with pytest.raises(torch_tile.TileError, match="shared memory"):
         torch_tile.compile(product_in_memory_for(512), target="cuda:sm_90a")

@@ -4,6 +4,9 @@
 import itertools
 import random
 
+import pytest
+
+import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
@@ -195,8 +198,11 @@ def test_mbarriers_have_bytes_of_their_own():
     assert size == 4032
 
 
-def test_tiles_of_bulk_copies_have_bytes_of_their_own():
-    """Their copies are ordered by mbarriers, not by barriers that insert_barriers could place."""
+def test_tiles_that_an_author_fills_by_bulk_copies_have_bytes_of_their_own():
+    """Their copies are ordered by mbarriers, not by barriers that insert_barriers could place.
+
+    Tiles that bulk stores read take the place of earlier tiles, and give it to none.
+    """
 
     @T.prim_func
     def kernel(x: T.Tensor((64, 64), "float32")):
@@ -205,7 +211,7 @@ def test_tiles_of_bulk_copies_have_bytes_of_their_own():
             before = T.alloc_shared((32, 32), "float32")
             a = T.alloc_shared((32, 32), "float32")
             after = T.alloc_shared((32, 64), "float32")
-            c = T.alloc_shared((32, 32), "float32")
+            c, late = T.alloc_shared((32, 32), "float32"), T.alloc_shared((32, 32), "float32")
             before[0, 0] = x[0, 0]
             x[0, 0] = before[0, 0]
             box = T.tensor_map(x, (64, 64), (64, 1), box=(32, 32), swizzle=128)
@@ -214,9 +220,28 @@ def test_tiles_of_bulk_copies_have_bytes_of_their_own():
             after[0, 0] = x[0, 0]
             x[0, 0] = after[0, 0]
             T.evaluate(T.call("tma_store", box, T.address_of(c[0, 0]), 0, 0, options=("",)))
+            late[0, 0] = x[0, 0]
+            x[0, 0] = late[0, 0]
 
     found, size = place(kernel.program)
-    assert found == {"after": 0, "before": 0, "a": 8192, "c": 12288, "ready": 16384} and size == 16392
+    assert found == {"after": 0, "before": 0, "a": 8192, "c": 0, "late": 4096, "ready": 12288} and size == 12296
+
+
+def test_tiles_of_bulk_stores_in_loops_are_alive_in_all_of_the_loop():
+    """The next turn may begin while a store of this one still reads."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            box = T.tensor_map(x, (64, 64), (64, 1), box=(32, 32), swizzle=128)
+            for i in T.serial(2):
+                first, c = T.alloc_shared((32, 32), "float32"), T.alloc_shared((32, 32), "float32")
+                first[0, 0] = x[0, 0]
+                x[0, i] = first[0, 0]
+                T.evaluate(T.call("tma_store", box, T.address_of(c[0, 0]), 0, 0, options=("",)))
+
+    found, size = place(kernel.program)
+    assert found["first"] != found["c"] and size == 8192
 
 
 def test_roles_use_their_tiles_at_the_same_time():
@@ -253,3 +278,26 @@ def test_what_nobody_reads_may_still_be_on_its_way():
     kernel = Kernel((const(1, dt.int32),), (Var("b", dt.int32, "block"),), (32,), body)
     found, _ = place(Program("made", (source,), (kernel,), (), ()))
     assert sorted(found.values()) == [0, 4096, 8192]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_tile_that_is_loaded_and_not_read_has_a_place(turns):
+    """Loads of a loop that never runs stay: a producer warp makes the first one ahead of it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.clear(c)
+            for _ in T.Pipelined(turns, num_stages=2):
+                T.copy(B, b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    lowered = tilelang.compile(kernel, target="cuda:sm_90a").lowered
+    bound = {n.buffer for n in walk(lowered) if isinstance(n, Alloc)}
+    for node in walk(lowered):
+        if isinstance(node, Address) and node.buffer.scope == "shared":
+            assert node.buffer in bound, node.buffer.name

@@ -141,6 +141,14 @@ def test_names_of_indices_and_values():
     assert widths(source) == [16, 16]
 
 
+@pytest.mark.parametrize("multiple, wanted", [(8, [16]), (4, []), (1, [])])
+def test_names_of_indices_outside_of_the_loop(multiple, wanted):
+    """What a name stands for tells that the steps stay in one row of a tile of 64 columns."""
+    base = Var("base", dt.int32)
+    made = vector(8, lambda v: put(r, v, load(x, (base + v) // 64, (base + v) % 64)))
+    assert widths(program([x], Alloc(r), Let(base, t * multiple), made)) == wanted
+
+
 @pytest.mark.parametrize("align, wanted", [(None, [16]), (16, [16]), (48, [16]), (4, [4]), (2, [])])
 def test_where_tensors_begin(align, wanted):
     z = tensor("z", (n, 64), align=align)

@@ -230,13 +230,13 @@ DECISIONS = [
 def test_watch_decides(body, indices, expected, monkeypatch):
     """A nest of which the text says nothing is run as its accesses turn out to allow."""
     decisions = []
-    run = tiles.Tiles._side_by_side
+    run = tiles.Tiles._run_at_once
 
     def spy(self, loop, ranges, how):
         decisions.append((len(self.lanes), how, run(self, loop, ranges, how)))
         return decisions[-1][-1]
 
-    monkeypatch.setattr(tiles.Tiles, "_side_by_side", spy)
+    monkeypatch.setattr(tiles.Tiles, "_run_at_once", spy)
     a, out = torch.rand(N, N) * 2 - 1, torch.randn(N, N)
     idx = torch.randperm(N) if indices == "permutation" else torch.zeros(N)
     evaluate(kernel_of(body), a, idx.to(torch.int32), out)

@@ -21,7 +21,8 @@ class IntrinInfo:
 
 @dataclass
 class Hint:
-    """Sizes of a block's tile, of a warp's part of it (products) or a thread's (others), and of a step of a sum.
+    """Sizes of a block's tile, of a warp's or thread's part of it, and of a step of a sum. Products have warps' parts,
+    other kernels threads' parts.
 
     `seconds` is what the cost model expects.
     """

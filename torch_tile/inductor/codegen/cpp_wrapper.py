@@ -95,12 +95,12 @@ def recorded_call(
     return embedded(record(call, [*tensors, *outs], symbols))
 
 
-def with_copies(made: Callable[[], Embedded], count: int, copy: Callable[[int], None]) -> Embedded:
-    """Call `made()`; whenever it reports that input n would be copied, make input n contiguous and retry."""
+def with_copies(embed: Callable[[], Embedded], count: int, copy: Callable[[int], None]) -> Embedded:
+    """Call `embed()`; whenever it reports that input n would be copied, make input n contiguous and retry."""
     copied: set[int] = set()
     while True:
         try:
-            return made()
+            return embed()
         except NotEmbedded as why:
             if why.copies is None or why.copies in copied or why.copies >= count:
                 raise

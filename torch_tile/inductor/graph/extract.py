@@ -311,8 +311,8 @@ def _needed(
 
 
 # Remove the views at the edges of both parts: parts that differ only in these views are one contest. A model may use
-# one norm in front of a product, which reads its rows as a matrix, and in front of another reader. A view may also
-# stand in front of the norm. Views of dense tensors take no time on either side.
+# one norm in front of a product and in front of another reader. The product reads the norm's rows as a matrix. A view
+# may also stand in front of the norm. Views of dense tensors take no time on either side.
 
 
 def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, GraphModule]:

@@ -239,7 +239,9 @@ def _converted(number: float, kind: torch.dtype) -> float:
 
 
 def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
-    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order, else None."""
+    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order. None for other
+    nodes.
+    """
     if not is_call(node, *targets) or len(node.args) < 2 or node.kwargs.get("alpha", 1) != 1:
         return None
     x, y = node.args[0], node.args[1]

@@ -33,8 +33,8 @@ from torch_tile.inductor.graph.nodes import (
 
 
 def bare(rewrite: Rewrite, node: Any, scaled: bool = False) -> tuple[Any, float]:
-    """Return the tensor under the copies of an operand, as a view of the operand's shape, and the number that scales
-    it.
+    """Return the tensor under the copies of an operand, as a view of the operand's shape. Also return the number that
+    scales it.
 
     The number is 1 unless `scaled`. The operand itself and 1 are returned where there is nothing to remove. They are
     also returned where kernels would have to copy or would read more slowly. That holds if the last dimension is not

@@ -3,7 +3,7 @@
 
 Steps of post_grad are numbered by phase. What only asserts goes away (100). The decomposed softmax becomes an op
 first: it anchors attention (200). Absorbed MLA is looked for before attention, of which it is a special case (300).
-Norms go before products so that no epilogue eats into one (400, 500), and take a residual sum after those, if no
+Norms go before products so that no epilogue takes a part of one (400, 500). They take a residual sum after those, if no
 product did (600).
 """
 

@@ -37,8 +37,8 @@ def explain(
         **kwargs: its keyword arguments.
 
     Returns:
-        A `Report`: its `rows` have what is known of each subgraph as fields, `replaced()` and `missed()` choose among
-        them, `str()` is a table, `save("explain.html")` writes a page with source lines, times and schedules.
+        A `Report`: its `rows` have what is known of each subgraph as fields, and `replaced()` and `missed()` choose
+        among them. `str()` is a table; `save("explain.html")` writes a page with source lines, times and schedules.
     """
     import torch
 

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("torch_tile.inductor")
 
 WORTH = 0.99
-LEAN_WORTH = 1.05  # of kernels that leave out a tensor of LARGE bytes
-LARGE = 256 << 20
 """Share of Inductor's time that our time must be below. Near ties are noise, and Inductor's code exists already."""
+LARGE = 256 << 20
+LEAN_WORTH = 1.05
+"""The same share for a kernel that leaves out a tensor of at least LARGE bytes."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare two graphs and time them in turns: a replacement, and the code that it replaces.
 
-The benchmark compares device time. On a GPU two events measure it, with a cold L2 cache before each run, since in a
-model other kernels run in between. The host stays ahead of the GPU, so launch overhead does not count.
+The benchmark compares device time. On a GPU two events measure it, with a cold L2 cache before each run. In a model
+other kernels run in between. The host stays ahead of the GPU, so launch overhead does not count.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Decide each contest of `select="fastest"`: time a replacement against Inductor's code and keep the faster one.
 
 Both sides are cut out of the graph with the same inputs and surroundings (extract.py) and timed (benchmark.py).
-Symbolic sizes take the value of the trace. A smaller and a larger size are timed too (`buckets`), if this needs no
-compilation or the user wants a thorough search. Outcomes are stored in the process and on disk. Their key covers both
-graphs, the machine and our sources. Ranks of torch.distributed share outcomes (`agreed`).
+Symbolic sizes take the value of the trace. A smaller and a larger size are timed too (`buckets`). This happens if it
+needs no compilation or the user wants a thorough search. Outcomes are stored in the process and on disk. Their key
+covers both graphs, the machine and our sources. Ranks of torch.distributed share outcomes (`agreed`).
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _measure(
 # All ranks use one decision for a subgraph: the first rank to ask decides, the others read its result.
 #
 # The decision goes through the store of torch.distributed, not through a collective. Ranks may compile different
-# graphs, or equal graphs in another order, and no rank may wait for a decision that never comes.
+# graphs, or equal graphs in another order. No rank may wait for a decision that never comes.
 
 PATIENCE = datetime.timedelta(minutes=2)
 """Longest time that a rank waits for another rank's decision before it decides itself."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Note the mean and deviation of the tensors that a graph is compiled with, so that contests run on numbers like them.
+"""Note the mean and deviation of the tensors that a graph is compiled with. Contests then run on numbers like them.
 
 Dynamo hands the real parameters and inputs to the backend; the passes see fake tensors only. Graphs of gradients are
 compiled later, without them.

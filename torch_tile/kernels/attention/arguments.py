@@ -24,8 +24,8 @@ def order_of(strides: Sequence[Any]) -> list[int]:
 
 
 def empty_beside(q: torch.Tensor, width: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return an empty dense tensor `[*q.shape[:-1], width]` with its dimensions in q's memory order, of q's dtype or
-    the one that is given.
+    """Return an empty dense tensor `[*q.shape[:-1], width]` with its dimensions in q's memory order. It has q's dtype
+    or the one that is given.
 
     The last dimension is always the innermost; the others lie by falling stride in q (`order_of`).
     """

@@ -2,10 +2,9 @@
 """Gradients of scaled dot-product attention in q, k and v (FlashAttention-2, arXiv:2307.08691, section 3.1.2).
 
 Probabilities are computed again from the forward's log-sum-exp, tile by tile. There are two kernels. Blocks of queries
-loop over keys and sum up dq. Blocks of keys loop over queries and sum up dk and dv, which have a kernel each for the
-widest heads. One block keeps every sum in registers in one order, so that results are the same from run to run. One
-kernel for all gradients saves two products of seven, but its blocks add to dq in memory in any order
-(`fused_backward.py`).
+loop over keys and sum up dq. Blocks of keys loop over queries and sum up dk and dv. The widest heads have a kernel each
+for dk and dv. One block keeps every sum in registers in one order, so that results are the same from run to run. One
+kernel for all gradients saves two products of seven. Its blocks add to dq in memory in any order (`fused_backward.py`).
 """
 
 from __future__ import annotations
@@ -237,7 +236,7 @@ def _own_statistics(layout: Layout, span: Span) -> Any:
 
 @dataclass(frozen=True)
 class Tilings:
-    """Tilings of the kernel of dq, whose blocks hold queries, and of the kernel of dk and dv, whose blocks hold keys.
+    """Tilings of two kernels: that of dq, whose blocks hold queries, and that of dk and dv, whose blocks hold keys.
 
     With `dk`, that is a kernel of its own and `dkv` makes dv only. The scores are computed once more, but wide heads
     leave room for twice the keys.
@@ -469,9 +468,9 @@ def store_scaled(
 def query_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel that computes dq of a block of queries.
 
-    It also stores the gradient of each visible score if asked, and two numbers of each query for `key_gradients`, in
-    rows of whole blocks. The first number is the argument of `probability`, infinite for a query that sees no key. The
-    second is the sum of grad * out, a common term of all gradients of a query's probabilities.
+    It also stores the gradient of each visible score if asked. For `key_gradients` it stores two numbers of each query,
+    in rows of whole blocks. The first number is the argument of `probability`, infinite for a query that sees no key.
+    The second is the sum of grad * out, a common term of all gradients of a query's probabilities.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)
@@ -598,7 +597,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
-    """Build the kernel that computes dk, dv or both of a block of keys, over all heads that share the keys.
+    """Build the kernel that computes dk, dv or both of a block of keys. It sums over all heads that share the keys.
 
     Tiles of scores have a row for each key, so that they are left operands in registers of both sums.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of the blocks of keys that each block of queries sees, which the kernels of attention walk instead of a range.
+"""Lists of the blocks of keys that each block of queries sees. The kernels of attention walk them instead of a range.
 
 A list has a number of blocks and their indices, `[B or 1, H or 1, blocks of queries]` and one dimension more. For
 gradients of keys the same is listed the other way around.

@@ -25,8 +25,8 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention as `forward.reference` does under a mask that the lists of `BlockSparseArgs` make.
 
     q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; block i of `block_q` queries sees block j of
-    `block_kv` keys if j is one of the first `kv_num_blocks[b, h, i]` of `kv_indices[b, h, i]`, or likewise in the lists
-    of full blocks. Causal rule, window and scores hold there as in `attention`.
+    `block_kv` keys if a list names j. These are the first `kv_num_blocks[b, h, i]` of `kv_indices[b, h, i]`, and
+    likewise the lists of full blocks. Causal rule, window and scores hold there as in `attention`.
     """
     args: BlockSparseArgs[torch.Tensor] = BlockSparseArgs(*given, **named)
     return forward.reference(*masked(args))

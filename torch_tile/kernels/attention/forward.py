@@ -121,7 +121,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
     Takes the arguments of `AttentionArgs`: q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool
     (True: visible) or floating (added), broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py
-    has them. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as `empty_beside(q, Dv)` does, and lse
+    has them. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as `empty_beside(q, Dv)` does. Returns lse
     `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal
     rule and the window. A query that sees no key gets 0 and `-inf`.
 
@@ -478,5 +478,5 @@ def run(
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
-    """Return whether the rows of `groups` heads with one key head are evenly spaced, so that they pack as a view."""
+    """Return whether the rows of `groups` heads with one key head are evenly spaced. They then pack as a view."""
     return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

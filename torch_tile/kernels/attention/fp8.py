@@ -2,8 +2,8 @@
 """Attention of float8 queries, keys and values with a scale for each head (FlashAttention-3, arXiv:2407.08608, 3.3).
 
 Where tensor cores multiply float8, both products are of float8, and weights of keys are rounded to it. These tensor
-cores read values transposed. A kernel of its own transposes them, and puts the keys of each run of 16 in the order in
-which a thread holds scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
+cores read values transposed. A kernel of its own transposes them. It puts each run of 16 keys in the order in which a
+thread holds scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                 for i, c in T.Parallel(rows, spec.tile_dv):
                     acc[i, c] *= rescale[i]
                 if form.transposed:
-                    # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result, 4t to 4t + 3 of an operand.
+                    # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result. Of an operand it holds 4t to
+                    # 4t + 3.
                     for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
                         probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(
                             scores[i, run * RUN + high * 8 + t * 2 + low], spec.dtype

@@ -3,7 +3,7 @@
 
 A block has keys and loops over queries. It makes five products a step, where the kernels of `backward.py` make seven:
 scores and their gradients are made once for dq, dk and dv. Blocks add their parts of dq to float32 sums in memory, in
-any order, so that the last bits of dq differ from run to run.
+any order. The last bits of dq differ from run to run.
 
 Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends. dq
 needs what both have made, and is added up a step later, so that neither waits for the other:
@@ -40,8 +40,9 @@ MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
 LONGEST = 2**29  # queries or keys of a sequence
 LEAST_KEYS = {64: 1024, 128: 2048}  # by the width of heads
 MOST_HEADS = 4  # of keys, side by side: sums of dq take room in the second-level cache, too
-# A part of the sums of dq, 64 queries by 64 columns, lies in memory as a product leaves it in registers. Its dimensions
-# are 16 rows (of a warp), 8 columns, row and pair of columns among these, and a thread's 2 rows and 2 columns.
+# A part of the sums of dq has 64 queries by 64 columns. It lies in memory as a product leaves it in registers. Its
+# dimensions are 16 rows (of a warp), 8 columns, and row and pair of columns among these. A thread's 2 rows and 2
+# columns come last.
 IN_PART = HALF // 16, HALF // 8, 8, 4, 4
 PART = 128, 32
 SUMMED = 1  # the first of two named barriers: a warpgroup's part of dq is there
@@ -200,7 +201,8 @@ class Scores:
 class ConsumerWarpgroup:
     """The tiles, barriers and fragments of one of two warpgroups, and what it does in an iteration.
 
-    It has half of the block's keys, and half of the columns of dq, or of its queries where these are 128.
+    It has half of the block's keys and half of the columns of dq. With 128 queries it has half of these instead of
+    columns.
     """
 
     index: int
@@ -327,7 +329,7 @@ def store_part(acc: Any, factor: Any, staged: Any, out: Any) -> None:
 def fused_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
 
-    It adds to `sums`, dq without its factor, which lies in parts as they are (`PART`), of whole blocks of `PADDING`.
+    It adds to `sums`, which is dq without its factor, in whole blocks of `PADDING`. Its parts lie as they are (`PART`).
     """
     queries, rows, stages = config.block_q, config.block_kv, config.stages
     accum, narrow = compute_dtype(spec.dtype), spec.dtype
@@ -508,8 +510,8 @@ TILINGS = {64: Config(128, 128, BOTH, 2, packed=False), 128: Config(64, 128, BOT
 def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """Return the tiling of `fused_gradients`, or None where the deterministic kernels serve.
 
-    They do for operands and texts of scores, ragged sequences, lists of blocks, other head sizes and machines, and
-    under `torch.use_deterministic_algorithms`.
+    They do for operands and texts of scores, ragged sequences, lists of blocks, other head sizes and machines. They
+    also do under `torch.use_deterministic_algorithms`.
     """
     plain = not (spec.operands or spec.score or spec.keep or spec.lists) and spec.layout.fixed
     whole = spec.exact and spec.tile_d == spec.tile_dv and spec.vector >= 8 and spec.dtype.itemsize == 2

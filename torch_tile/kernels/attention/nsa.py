@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the blocks of keys that native sparse attention selects for each query (NSA, arXiv:2502.11089, section 3.3.2).
 
-A kernel writes how much weight attention over compressed keys gives each of them, summed over the heads that share
-keys, float32 for each query. Torch adds these up for the blocks of the selection and chooses the largest.
+A kernel writes how much weight attention over compressed keys gives each of them, float32 for each query. It sums over
+the heads that share keys. Torch adds these up for the blocks of the selection and chooses the largest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def positions(args: NsaSelectArgs[Any]) -> torch.Tensor:
 def sum_over_blocks(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
     """Add up the weights `[.., Sc]` of compressed keys for blocks of `block` positions: `[.., blocks]`.
 
-    A run of `stride` positions gets the weights of all compressed keys that cover it, and a block those of its runs.
+    A run of `stride` positions gets the weights of all compressed keys that cover it. A block gets the weights of its
+    runs.
     """
     blocks, runs = -(-args.keys // args.block), args.block // args.stride
     covering = args.length // args.stride

@@ -27,8 +27,8 @@ DIMS = "bhqk"
 class Operand:
     """Compile-time facts of a mask or score operand: dtype, broadcast dimensions and alignment.
 
-    Its dimensions of `DIMS`, its dtype, whether its last dimension is dense, and whether its rows begin at multiples of
-    16 bytes.
+    Its dimensions of `DIMS`, its dtype, and whether its last dimension is dense. Also whether its rows begin at
+    multiples of 16 bytes.
     """
 
     dims: str

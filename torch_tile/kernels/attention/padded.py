@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over sequences of different lengths in plain torch: padded to one length, and masked.
 
-This is the definition that kernels over ragged and paged sequences are tested against, and what runs where they do not.
+This is the definition that kernels over ragged and paged sequences are tested against. It runs where these kernels do
+not.
 """
 
 from __future__ import annotations

@@ -169,13 +169,13 @@ def sequences_of(args: PagedArgs[torch.Tensor]) -> Sequences:
 
 
 def append_reference(args: AppendArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them, then the scales
-    that are given.
+    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them. The given scales
+    follow.
 
     k `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens int32 `[B + 1]`; v likewise with Dv. They are the last of the
-    `lengths[b]` positions of sequence b, position s of which is row `s % page` of page `block_tables[b, s // page]`.
-    Positions below 0 or behind the table, and rows behind the last sequence, are left out. Into pages of float8 goes
-    `k / k_scale`. Scales `[pages, page, Hkv]` are written: the largest magnitude of a row over 448, at least 2^-100.
+    `lengths[b]` positions of sequence b. Position s is row `s % page` of page `block_tables[b, s // page]`. Positions
+    below 0 or behind the table, and rows behind the last sequence, are left out. Into pages of float8 goes `k /
+    k_scale`. Scales `[pages, page, Hkv]` are written: the largest magnitude of a row over 448, at least 2^-100.
     """
     k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, _, k_scale, v_scale = args
     page, columns = k_pages.shape[1], block_tables.shape[1]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values in float8 with a scale for each position, which the kernels of attention widen to the queries' dtype.
+"""Keys and values in float8 with a scale for each position. The kernels of attention widen them to the queries' dtype.
 
 A key is `values * scale`, computed in float32 and rounded once to the queries' dtype. Where products widen the numbers
-(`Config.narrow`), the scale of a key multiplies its scores instead, and the scale of a value goes into the exponents of
-its weights.
+(`Config.narrow`), the scale of a key multiplies its scores instead. The scale of a value goes into the exponents of its
+weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def scale_types(slabs: Any, heads: Any, rows: Any) -> list[Any]:
 
 @T.macro
 def widen(stored: Any, scales: Any, tile: Any) -> None:
-    """Write a tile of float8 keys or values, times the scale of each row, into a tile of the queries' dtype.
+    """Write a tile of float8 keys or values into a tile of the queries' dtype. Each row is multiplied by its scale.
 
     Positions behind the end of the sequence get numbers of no meaning.
     """

@@ -18,9 +18,9 @@ from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, bounds_of, 
 class Span:
     """The part of a sequence that one block computes: its first row, and the sequence's number of queries and keys.
 
-    The block begins at row `first` of the `length` rows of its sequence, and at row `row` of a tensor, under index
-    `slab` of its first dimension. The sequence has so many `queries` from `first_query` on, and `keys` from `first_key`
-    on. `sequence` is its number, and so is `group`, which for rows behind the last sequence is one more.
+    The block begins at row `first` of the `length` rows of its sequence. In a tensor it begins at row `row`, under
+    index `slab` of its first dimension. The sequence has so many `queries` from `first_query` on, and `keys` from
+    `first_key` on. `sequence` is its number, and so is `group`, which for rows behind the last sequence is one more.
     """
 
     group: Any

@@ -29,7 +29,7 @@ def power_above(x: Any) -> Any:
 def factor_of(row_max: Any, scale_log2: Any, large: float = LARGE) -> Any:
     """Return the factor of a row's scores: `scale_log2`, or a power of two above it for maxima from `large` on.
 
-    The product of a large maximum would be rounded by more than 2 ** 7, which as a power of two is infinite or nothing.
+    The product of a large maximum would be rounded by more than 2 ** 7. As a power of two that is infinite or nothing.
     A factor that is a power of two makes it exact. It is not smaller, so the weights of other scores only vanish
     faster.
     """

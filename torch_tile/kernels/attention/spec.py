@@ -26,16 +26,16 @@ class Config:
 
     `split`: blocks take splits of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
     of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask. With `side`
-    of at least 2, only that many heads run side by side, so that their keys and values stay in the second-level cache.
+    of at least 2, only that many heads run side by side. Their keys and values then stay in the second-level cache.
     Where `side` does not divide the heads of all sequences, some blocks have none. `resident` keeps the queries in
     registers. `shared_probs` hands the probabilities to other warps, as tiles of few rows need. `partial_sums` is the
     number of parts in which the sum of a row is kept; 8 leaves each thread of an accumulator with its own. `staged`
-    sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
-    are packed. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks that run on
-    an SM at once. `through_queries` sends the result through the shared memory of the queries, which are read by then.
-    `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. `narrow` multiplies
-    keys and values of float8 without a tile of 16 bits: products widen them in registers, and scales go to scores and
-    weights.
+    sends the result through shared memory. Unless rows are packed, `tiled` does so with masks and other operands that
+    change with the keys. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks
+    that run on an SM at once. `through_queries` sends the result through the shared memory of the queries, which are
+    read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile.
+    `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
+    scales go to scores and weights.
     """
 
     block_q: int = 64
@@ -252,8 +252,8 @@ class Spec:
         return needs_mask
 
     def keys_seen(self, query: Any, first: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Return the first and the end of the keys that the causal and window rules let a query see, in a block of
-        `block_kv` keys that begins at `first`. Both count from there.
+        """Return the first key and the end of the keys that the causal and window rules let a query see. The keys are
+        those of a block of `block_kv` that begins at `first`. Both count from there.
         """
         q_offset = q_offset if self.shifted else 0
         end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len

@@ -267,8 +267,8 @@ def _through_queries(spec: Spec) -> bool:
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
 
-    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, the keys and values
-    of all heads stay in the cache, and no log-sum-exp is stored.
+    The next tile's loads then run beside the end of a tile. Measured faster under three conditions. Heads share keys,
+    the keys and values of all heads stay in the cache, and no log-sum-exp is stored.
     """
     plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
     plain = plain and spec.lists is None and not spec.lse
@@ -333,7 +333,8 @@ def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> boo
         sums = config.block_q * (spec.tile_dv + config.block_kv) // config.threads
         own = config.block_q * spec.tile_d * size // 4 // WARP + sums
         most = min(PER_THREAD, equal_share(config.threads, config.blocks)) - NARROW_REGISTERS
-        return own <= most - spare and together
+        # Addresses of copies by threads take registers that three blocks do not leave.
+        return own <= most - spare and together and (config.blocks < 3 or machine.target.has_tma)
     return held // config.threads <= registers and shared.fits(machine.target) and (config.blocks == 1 or together)
 
 

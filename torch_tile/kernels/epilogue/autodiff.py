@@ -92,8 +92,8 @@ def vjp(
 ) -> dict[str, torch.Tensor]:
     """Compute gradients of the inputs that the result depends on. Each gradient broadcasts to `grad`'s shape.
 
-    `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it (the bias of a
-    linear layer needs no recomputed product). The arithmetic is plain torch, so it can be differentiated again.
+    `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it. The bias of a
+    linear layer needs no recomputed product. The arithmetic is plain torch, so it can be differentiated again.
     """
     found = slopes(text)
     value = Values(found.program, inputs, grad)
@@ -144,7 +144,7 @@ class _Value:
     1.
 
     With a `mask`, the name of a truth value, the derivative is 0 where the mask is 0. The choice comes after all
-    products, since 0 times an infinite derivative of the branch that is not taken would be NaN.
+    products. 0 times an infinite derivative of the branch that is not taken would be NaN.
     """
 
     tape: _Tape

@@ -77,9 +77,9 @@ def _uses_otherwise(node: Any, result: Buffer) -> bool:
 
 
 def tiles_that_leave(program: Program, result: Buffer, dtype: DType) -> dict[Copy, Copy]:
-    """Map each copy that fills a shared tile of type `dtype` to the next one, which takes the tile to the result.
+    """Map each copy that fills a shared tile of type `dtype` to the next one, which moves the tile on.
 
-    A tile is filled and copied as a whole, by two copies of one block whose place in the result is known at both. All
+    A tile is filled and copied as a whole, by two copies of one block. Its place in the result is known at both. All
     uses of the tile are such pairs.
     """
     found: dict[Copy, Copy] = {}

@@ -2,8 +2,8 @@
 """Matrix products whose right operands are stored in few bits: `epilogue(a @ w0^T, a @ w1^T, ..., aux)`.
 
 The weights are widened in registers, between memory and the product. So memory is read once and in few bits. The
-product is made transposed, `w @ a^T`. The widened weights are its left operand, which tensor cores take from registers,
-and few rows of a are few columns. Assumes that `ops` checked shapes and dtypes.
+product is made transposed, `w @ a^T`. The widened weights are its left operand, which tensor cores take from registers.
+The few rows of a are few columns. Assumes that `ops` checked shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def dequantize(
 
     With a `format` (see `FORMATS`) a field is an index, and the weight is the number there times the scale.
 
-    A word holds `word bits / bits` fields of neighbouring columns, the first in its lowest bits (its highest ones with
-    `high_first`), signed if the words are. scale and zero are `[..., N, K / group]`.
+    A word holds `word bits / bits` fields of neighbouring columns, signed if the words are. The first field is in the
+    lowest bits, or in the highest ones with `high_first`. scale and zero are `[..., N, K / group]`.
     """
     w = b
     if (size := 8 * b.element_size()) != bits:
@@ -219,8 +219,9 @@ class Factors:
         self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], matrix: tuple[Any, ...], rows: tuple[Any, int],
         columns: tuple[int, int, int], tiles: Sequence[Any],
     ):  # fmt: skip
-        """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count), of a matrix
-        if there are several. `tiles` of scales and zeros are shared by all runs of a step; None if they are fetched.
+        """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count). Several
+        matrices have factors of their own. `tiles` of scales and zeros are shared by all runs of a step; None if they
+        are fetched.
         """
         storage, (self.row, count), (self.start, self.step, width) = spec.storage, rows, columns
         self.matrix = matrix
@@ -249,7 +250,7 @@ class Factors:
                 T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
     def take(self, next_step: Any, within: Any) -> list[list[Any]]:
-        """Return the scales and zeros of each run of step `within` of a span, and fetch those of the next step. None
+        """Return the scales and zeros of each run of step `within` of a span. Also fetch those of the next step. None
         stands for missing factors.
         """
         group = self.storage.first_group(within, self.step, self.start)
@@ -460,8 +461,8 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
 
 
 def with_copied_factors(spec: Spec, tensors: Sequence[torch.Tensor], config: Config, machine: Machine) -> Spec:
-    """Let bulk copies bring scales and zeros. Each row of these must be whole pieces of 16 bytes, and blocks that share
-    a sum over K must have whole spans.
+    """Let bulk copies bring scales and zeros. Each of their rows must be whole pieces of 16 bytes; blocks that share a
+    sum over K must have whole spans.
     """
     storage, count, k = spec.storage, len(spec.storage.transposed), tensors[0].shape[1]
     bulk = machine.is_gpu and machine.target.has_wgmma and storage.words == torch.int32 and not any(storage.transposed)

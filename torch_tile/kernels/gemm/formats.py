@@ -70,7 +70,7 @@ def value_of(name: str, word: Any, byte: Any, upper: Any) -> Any:
 
 @T.macro
 def pairs_of(name: str, high_first: bool, dtype: torch.dtype) -> Any:
-    """Fill a table of shared memory with the two numbers of each byte, in a copy for each lane (see `T.table_place`).
+    """Fill a table of shared memory with the two numbers of each byte. Each lane has a copy (see `T.table_place`).
 
     A byte costs 7 instructions by registers alone, and 3 by such a table: two that make the address, and the load.
     """

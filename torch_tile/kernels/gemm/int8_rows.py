@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of few int8 rows with weights of 1, 2 or 4 bits by integer tensor cores, bound by the bytes of the weights.
+"""Multiply few int8 rows by weights of 1, 2 or 4 bits on integer tensor cores. The bytes of the weights bound the time.
 
 The product is made transposed, `w @ a^T`: weights are widened in registers, and few rows of a are few columns. Rows of
 a are put into the order in which a lane widens whole words of weights. Sums are exact in int32.
@@ -24,22 +24,18 @@ from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
 
 COLUMNS = 8, 16, 24, 32, 48, 64  # of wgmma's tile: rows of a
-WHOLE = 4  # sums of a row of a: 16 bytes, as bulk copies want them
 LANE_BYTES = 16  # of a row of weights that a lane reads at once
 PART = 1024  # columns of a row of a that a block puts into order
 LONGEST_RUN = 256  # columns whose weights fit into registers beside those of the next run
 MOST_COLUMNS = 1 << 16  # of a: sums of 2^15 times as much stay in int32
-PRODUCT = 32  # columns that one instruction of tensor cores multiplies
-MOST_SUMS = 64  # of a thread, besides those of runs that have scales
 
 
 @dataclass(frozen=True)
 class ColumnOrder:
     """The order in which a product sums up the columns of a run of `width` columns.
 
-    Lane q of the four lanes that share a row of an operand holds slots 4 q to 4 q + 3 of 16, as four bytes. These are
-    the same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane. Slots of the
-    lowest fields come first.
+    Four lanes share a row of an operand. Lane q of them holds slots 4 q to 4 q + 3 of 16, as four bytes. These are the
+    same fields of four bytes of a word. So a lane widens whole words, and each is read by one lane.
     """
 
     width: int
@@ -55,18 +51,13 @@ class ColumnOrder:
         """Number of fields of a byte."""
         return 8 // self.bits
 
-    @property
-    def slots(self) -> int:
-        """Number of slots of a field."""
-        return self.width // self.fields
-
     def word(self, slot: Any) -> Any:
         """Return the word of a run that holds the column of a slot."""
-        return slot % 16 // 4 * self.words + slot % self.slots // 16
+        return slot % 16 // 4 * self.words + slot // (16 * self.fields)
 
     def field(self, slot: Any) -> Any:
         """Return which fields of a word's bytes the slot takes; 0 are the lowest bits."""
-        return slot // self.slots
+        return slot // 16 % self.fields
 
     def column(self, slot: Any) -> Any:
         """Return the column of a slot."""
@@ -77,7 +68,8 @@ class ColumnOrder:
 class Fields:
     """How fields of `bits` become bytes: the number of a field, in two's complement if it is `signed`, less `offset`.
 
-    A byte counts from 0 on, and `below` is subtracted from it: from sums, as often as the sum of a row of a.
+    A byte is `times` as large as that number. It uses all 8 bits if half of the fields' range is subtracted. Else it
+    uses 7, so that the difference has a bit for its sign.
     """
 
     bits: int
@@ -86,7 +78,7 @@ class Fields:
 
     @property
     def below(self) -> int:
-        """What is subtracted from a byte."""
+        """What is subtracted from a field that counts from 0 on."""
         return self.offset + (self.half if self.signed else 0)
 
     @property
@@ -94,18 +86,27 @@ class Fields:
         """Half of the range of a field."""
         return 1 << (self.bits - 1)
 
-    def bytes_of(self, word: Any, number: int, apart: bool) -> Any:
-        """Widen field `number` of each byte of a word of int32. With `apart` the field stays where it is in its byte,
-        which is so many times as large: one instruction then does all.
-        """
-        place = self.bits * number
-        turned = word ^ four(self.half * (255 // ((1 << self.bits) - 1))) if self.signed else word
-        mask = (1 << self.bits) - 1
-        return turned & four(mask << place) if apart else (turned >> place) & four(mask)
+    @property
+    def place(self) -> int:
+        """The place of a field's lowest bit in its byte."""
+        return (8 if self.below == self.half else 7) - self.bits
 
-    def number(self, totals: Sequence[Any]) -> Any:
-        """Add up the sums of each field where bytes are apart; one sum is that of all fields."""
-        return sum(total >> self.bits * field for field, total in enumerate(totals))
+    @property
+    def times(self) -> int:
+        """How many times as large a byte is as its number."""
+        return 1 << self.place
+
+    def bytes_of(self, word: Any, number: Any) -> Any:
+        """Widen field `number` of each byte of a word of int32."""
+        moved = word >> self.bits * number << self.place
+        fields = moved & four(((1 << self.bits) - 1) << self.place)
+        sign = self.half << self.place if self.signed else 0
+        if self.place + self.bits == 8:
+            return fields if self.signed else fields ^ four(0x80)
+        if not self.below:
+            return fields
+        # No byte borrows from the next: its highest bit is 1 meanwhile.
+        return ((fields ^ four(0x80 | sign)) - four(self.below << self.place)) ^ four(0x80)
 
 
 def four(byte: int) -> int:
@@ -125,124 +126,69 @@ def column_order(spec: Any) -> ColumnOrder:
     return ColumnOrder(width, spec.bits)
 
 
-def sums_apart(config: Config, spec: Any) -> bool:
-    """Return whether each field has sums of its own: where these are few, and instructions do not share fields."""
-    slots = column_order(spec)
-    runs = config.block_k // slots.width if spec.scales[1].grouped else 1
-    sums = config.block_m * config.block_n // config.threads * slots.fields * runs
-    return slots.slots % PRODUCT == 0 and sums <= MOST_SUMS
-
-
-def columns_of_sum(slots: ColumnOrder, grouped: bool) -> int:
-    """Return how many columns of a row of a are summed up for a product: a run if runs have scales."""
-    return slots.width if grouped else PART
-
-
 @jit
-def order_rows(slots: ColumnOrder, vector: int, run: int) -> Any:
-    """Build the kernel that copies rows of a in the order of slots, and sums up each `run` columns. Columns behind the
-    last are 0.
-    """
+def order_rows(slots: ColumnOrder, vector: int) -> Any:
+    """Build the kernel that copies rows of a in the order of slots. Columns behind the last are 0."""
     m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
-    runs, count = dynamic("runs", WHOLE), PART // run
 
     @T.prim_func
     def order_rows(
-        a: strided("a", (m, k), torch.int8, multiple=vector),
-        ordered: T.Tensor((m, padded), torch.int8),
-        sums: T.Tensor((m, runs), torch.int32),
+        a: strided("a", (m, k), torch.int8, multiple=vector), ordered: T.Tensor((m, padded), torch.int8)
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(padded, PART), m, threads=128) as (bx, row):
             T.pdl_trigger()
-            T.pdl_sync()
-            numbers = T.alloc_fragment((count, run), "int32")
-            totals = T.alloc_fragment((count,), "int32")
-            for number, slot in T.Parallel(count, run):
-                first = bx * PART + number * run + slot // slots.width * slots.width
-                column = first + slots.column(slot % slots.width)
-                numbers[number, slot] = T.if_then_else(column < k, T.cast(a[row, column], "int32"), 0)
-            for number, slot in T.Parallel(count, run):
-                ordered[row, bx * PART + number * run + slot] = T.cast(numbers[number, slot], "int8")
-            T.reduce_sum(numbers, totals, dim=1)
-            for number in T.Parallel(count):
-                sums[row, bx * count + number] = totals[number]
+            for place in T.Parallel(PART):
+                column = bx * PART + place // slots.width * slots.width + slots.column(place % slots.width)
+                if bx * PART + place < padded:
+                    ordered[row, bx * PART + place] = T.if_then_else(column < k, a[row, column], 0)
 
     return order_rows
 
 
 @T.macro
-def multiply(
-    config: Config, spec: Any, a: Any, sums: Any, operands: Sequence[Any], col: Any, first: Any, last: Any
-) -> Any:
+def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: Any, first: Any, last: Any) -> Any:
     """Compute the product `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
 
-    It is in int32 and of bytes, or in float32 and of weights if runs of columns have scales.
+    It is in units of `Fields.times`: in int32, or in float32 if runs of columns have scales.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     (b, _, scale_b), fields, slots, kind = operands[:3], fields_of(spec), column_order(spec), spec.scales[1]
-    per_word, apart, runs = 32 // fields.bits, sums_apart(config, spec), bk // slots.width
+    per_word = 32 // fields.bits
     a_tile = T.alloc_shared((bm, bk), "int8")
     b_tile = T.alloc_shared((bn, bk // per_word), "int32")
-    scale_tile = T.alloc_shared(kind.place(bn, runs), "float32") if kind.grouped else None
-    sum_tile = T.alloc_shared((bm, runs), "int32") if kind.grouped and fields.below else None
-    products = [T.alloc_fragment((bn, bm), "int32") for _ in range(slots.fields if apart else 1)]
+    scale_tile = T.alloc_shared(kind.place(bn, bk // slots.width), "float32") if kind.grouped else None
     product = T.alloc_fragment((bn, bm), "float32" if kind.grouped else "int32")
-    for each in [product] if kind.grouped else products:
-        T.clear(each)
+    T.clear(product)
     for step in T.Pipelined(first, last, num_stages=config.stages):
         T.copy(a[0, step * bk], a_tile)
         T.copy(b[col, step * (bk // per_word)], b_tile)
         if kind.grouped:
-            T.copy(scale_b[kind.place(col, step * runs)], scale_tile)
-            if fields.below:
-                T.copy(sums[0, step * runs], sum_tile)
-        found = []
-        for at in [*range(0, bk, slots.width)]:
+            T.copy(scale_b[kind.place(col, step * (bk // slots.width))], scale_tile)
+        starts = [*range(0, bk, slots.width)]
+        sums = [T.alloc_fragment((bn, bm), "int32") if kind.grouped else product for _ in starts]
+        for at, total in zip(starts, sums, strict=True):
             words = read(b_tile, False, slice(at // per_word, (at + slots.width) // per_word), bn)
-            totals = [T.alloc_fragment((bn, bm), "int32") for _ in products] if kind.grouped else products
-            width = slots.width // len(totals)
-            for number, total in enumerate(totals):
-                T.gemm(
-                    widened(fields, slots, words, bn, number * width, width, apart),
-                    a_tile[0:bm, at + number * width : at + number * width + width], total,
-                    transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=kind.grouped,
-                )  # fmt: skip
-            found.append(totals)
+            T.gemm(
+                widened(fields, slots, words, bn), a_tile[0:bm, at : at + slots.width], total,
+                transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=kind.grouped,
+            )  # fmt: skip
         if kind.grouped:
-            for number, totals in enumerate(found):
+            for number, total in enumerate(sums):
                 for j, i in T.Parallel(bn, bm):
-                    total = fields.number([each[j, i] for each in totals])
-                    if fields.below:
-                        total = total - sum_tile[i, number] * fields.below
-                    product[j, i] += T.cast(total, "float32") * scale_tile[kind.place(j, number)]
-    if not kind.grouped:
-        for j, i in T.Parallel(bn, bm):
-            product[j, i] = fields.number([each[j, i] for each in products])
+                    product[j, i] += T.cast(total[j, i], "float32") * scale_tile[kind.place(j, number)]
     return product
 
 
 @T.macro
-def widened(fields: Fields, slots: ColumnOrder, words: Any, rows: int, first: int, count: int, apart: bool) -> Any:
-    """Widen the fields of `count` slots of a run to bytes."""
-    weights = T.alloc_fragment((rows, count), "uint8")
-    fours = T.alloc_fragment((rows, count // 4), "int32")  # four bytes each
-    for start in [*range(0, count, slots.slots)]:
-        number = slots.field(first + start)
-        for j, each in T.Parallel(rows, min(count, slots.slots) // 4):
-            word = words[j, slots.word(first + start + each * 4)]
-            fours[j, start // 4 + each] = fields.bytes_of(word, number, apart)
-    for j, slot in T.Parallel(rows, count):
-        weights[j, slot] = T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8")
+def widened(fields: Fields, slots: ColumnOrder, words: Any, rows: int) -> Any:
+    """Widen the fields of a run to bytes."""
+    weights = T.alloc_fragment((rows, slots.width), "int8")
+    fours = T.alloc_fragment((rows, slots.width // 4), "int32")  # four bytes each
+    for j, four in T.Parallel(rows, slots.width // 4):
+        fours[j, four] = fields.bytes_of(words[j, slots.word(four * 4)], slots.field(four * 4))
+    for j, slot in T.Parallel(rows, slots.width):
+        weights[j, slot] = T.cast(T.cast(fours[j, slot // 4] >> slot % 4 * 8, "uint8"), "int8")
     return weights
-
-
-@T.macro
-def sum_of_row(sums: Any, row: Any, count: Any) -> Any:
-    """Add up the first `count` sums of a row of a."""
-    total: Any = T.alloc_var("int32", 0)
-    for run in T.serial(count):
-        total += sums[row, run]
-    return total
 
 
 @jit
@@ -251,9 +197,9 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
     blocks of a cluster each sum up a part of K of one tile.
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
-    below, (kind_a, kind_b) = fields_of(spec).below, spec.scales
+    times, (kind_a, kind_b) = fields_of(spec).times, spec.scales
     m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", column_order(spec).width)
-    words, runs = dynamic("words", LANE_BYTES // 4), dynamic("runs", WHOLE)
+    words = dynamic("words", LANE_BYTES // 4)
     types = [
         strided("b", (n, words), torch.int32, multiple=LANE_BYTES // 4, align=LANE_BYTES),
         kind_a.type("scale_a"), kind_b.type("scale_b"), *spec.product.operand_types(1, m, n, k)[2],
@@ -262,26 +208,21 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
     @T.prim_func
     def int8_rows_gemm(
-        a: T.Tensor((m, k), torch.int8), sums: T.Tensor((m, runs), torch.int32), *operands: types,
-        out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
+        a: T.Tensor((m, k), torch.int8), *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)
+    ):
         steps = T.ceildiv(k, bk)
         with T.Kernel(T.ceildiv(n, bn) * count, threads=config.threads, cluster_dims=count) as block:
             T.annotate_min_blocks_per_sm(config.resident)
-            T.pdl_trigger()
             T.pdl_sync()
             split, bx = block % count, block // count
             share = T.ceildiv(steps, count)
-            last = T.min(split * share + share, steps)
-            product = multiply(config, spec, a, sums, operands, bx * bn, split * share, last)
+            product = multiply(config, spec, a, operands, bx * bn, split * share, T.min(split * share + share, steps))
             parts = left_for_cluster([product], count)
             for row, j in T.Parallel(bm, own):
                 place, col = T.min(split * own + j, bn - 1), bx * bn + split * own + j
-                total = sum_in_cluster(parts[0], (place, row), count)
-                if below and not kind_b.grouped:
-                    total = total - sum_of_row(sums, row, T.ceildiv(k, PART)) * below
+                total = T.cast(sum_in_cluster(parts[0], (place, row), count), "float32") * (1 / times)
                 if split * own + j < bn:
-                    value = T.cast(total, "float32") * operands[1][kind_a.place(row, 0)]
+                    value = total * operands[1][kind_a.place(row, 0)]
                     if not kind_b.grouped:
                         value = value * operands[2][kind_b.place(col, 0)]
                     out[row, col] = gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col)
@@ -293,7 +234,7 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
 def fits(spec: Any, k: int, machine: Machine) -> bool:
     """Return whether this kernel can compute a product: rows of int8 by fewer bits, in whole pieces of 16 bytes. If
-    runs of columns have their own scales, bulk copies must be able to read these.
+    runs of columns have scales of their own, bulk copies must be able to read them.
     """
     of_a, of_b = spec.scales
     return (
@@ -312,10 +253,8 @@ def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Confi
     a, b, *operands = tensors
     slots, (m, k) = column_order(spec), a.shape
     ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
-    run = columns_of_sum(slots, spec.scales[1].grouped)
-    sums = a.new_empty((m, -(-k // (run * WHOLE)) * WHOLE), dtype=torch.int32)
-    machine.kernel(order_rows)(slots, spec.product.vector, run)(a, ordered, sums)
-    machine.kernel(int8_rows_matmul)(config, spec)(ordered, sums, b.view(torch.int32), *operands, out)
+    machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
+    machine.kernel(int8_rows_matmul)(config, spec)(ordered, b.view(torch.int32), *operands, out)
 
 
 # Tilings. They change the speed, never the result.
@@ -364,7 +303,5 @@ def footprint(config: Config, spec: Any, bulk: bool) -> Footprint:
     if spec.scales[1].grouped:
         rows, columns = spec.scales[1].place(bn, bk // column_order(spec).width)
         tiles.append(Tile(rows, columns, 32, config.stages, loop))
-        if fields_of(spec).below:
-            tiles.append(Tile(bm, bk // column_order(spec).width, 32, config.stages, loop))
     tiles.append(Tile(bn, bm, 32, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)

@@ -32,8 +32,9 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all),
-    whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
+    """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all).
+
+    Also whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
     """
 
     dtype: torch.dtype
@@ -111,7 +112,7 @@ class Storage:
 
     `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
     row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
-    Words of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields. `format`: of
+    Words of int32 are four bytes of fields of 4 bits side by side. Each byte has its own order of fields. `format`: of
     fields that are indices of a table (see `FORMATS`), or the empty string.
     """
 
@@ -177,8 +178,8 @@ class Storage:
         """Unpack one column's field from its word as a float32, with a constant excess that the caller subtracts. Both
         are exact.
 
-        A mask puts the field into the mantissa of a power of two, since GPUs have few units that convert integers. Two
-        fields in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
+        A mask puts the field into the mantissa of a power of two. GPUs have few units that convert integers. Two fields
+        in neighbouring columns of an int32 are extracted together if they are widened to 16 bits.
         """
         sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
         if self.fields == 1 and (not self.aligned or self.words.is_floating_point):
@@ -268,8 +269,8 @@ class Spec:
         return self.storage.aligned and self.operand.itemsize == 2 and long
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and the types of all other operands, maybe of several
-        matrices.
+        """Return m, n and k of a problem, the type of a, and the types of all other operands. Several matrices have a
+        type each.
         """
         storage = self.storage
         wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1

@@ -122,7 +122,8 @@ class Scale:
         return math.gcd(self.shared, rows)  # all rows if all share one
 
     def loaded(self, rows: int, anywhere: bool) -> int:
-        """Count the scales that are loaded for a tile of `rows` rows, which starts at a multiple of them or `anywhere`.
+        """Count the scales that are loaded for a tile of `rows` rows. The tile starts at a multiple of them, or
+        `anywhere`.
 
         Bulk copies begin at a multiple of `BULK_START`. So they bring scales before and behind such a tile, too.
         """
@@ -312,7 +313,8 @@ def multiply(
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
-        # The scale of a tile's columns is a factor of each row's, if there is one and both come by bulk copies.
+        # The scale of a tile's columns is a factor of each row's scale. This holds if there is one and both come by
+        # bulk copies.
         joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
         if of_a is not None:
             of_a.take(step, joined)
@@ -582,7 +584,8 @@ def _tiles(config: Config, problem: Problem) -> int:
 def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> Footprint:
     """Compute the shared memory of a block. With `groups` of rows, tiles of a begin at any row.
 
-    It holds tiles of both operands and of their scales, bytes with b's numbers of fewer bits, and results that leave.
+    It holds tiles of both operands and of their scales, and results that leave. If b's numbers have fewer bits it holds
+    their bytes, too.
     """
     bm, bn, bits = config.block_m, config.block_n, spec.bits
     of_a, of_b = (8 * x.itemsize for x in spec.operands)

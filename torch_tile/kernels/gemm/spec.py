@@ -68,8 +68,8 @@ class Spec:
     """Compile-time facts of a product kernel, besides its `Config`.
 
     `a_transposed` says that a is stored `[batch, K, M]`, `b_transposed` for each b that it is stored `[batch, N, K]`.
-    Rows of a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
-    turned) M.
+    Rows of a, of the bs and of the result start at multiples of `vector` elements. So many divide N, K and, if a is
+    turned, M.
     """
 
     dtype: torch.dtype
@@ -86,8 +86,8 @@ class Spec:
         return T.dynamic("batch"), dynamic("m", self.vector if self.a_transposed else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
-        """Return the types of a, of the bs (one for each batch or, if given, of `groups`) and of the auxiliary
-        operands.
+        """Return the types of a, of the bs and of the auxiliary operands. There is a b for each batch or, if given, for
+        each of `groups`.
         """
         count = batch if groups is None else groups
         a = strided("a", (batch, k, m) if self.a_transposed else (batch, m, k), self.dtype, multiple=self.vector)

@@ -48,7 +48,7 @@ class Config:
 class Problem:
     """One product: its sizes, the number of bs for one a, and two facts about memory.
 
-    The facts are whether it is a row times matrices stored `[N, K]`, and whether rows in memory are runs of whole 16
+    The facts are whether it is a row times matrices stored `[N, K]`. Also whether memory rows are runs of whole 16
     bytes. If `ragged`, m is the average number of rows in a batch.
     """
 

@@ -7,7 +7,8 @@ what `v[t]` is above `exp(g[t]) S[t-1]^T k[t]`. The errors of a chunk solve a tr
 before the chunk says into errors. So the scan over chunks has products only.
 
 Without the rule (`tile.gated_linear_attention`) values take the place of errors, and there is no triangle. Where each
-channel of keys decays by itself, `channels.py` has the products of pairs, and keys and queries that have decayed.
+channel of keys decays by itself, `channels.py` has the products of pairs. It also has keys and queries that have
+decayed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from torch_tile.kernels.common import (
     dense_last,
     has_kernels,
     machine_of,
-    strided,
     vector_of,
 )
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleArgs, scale_of, sequences_of
@@ -36,9 +36,11 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    begin_state,
     chunks_of,
     config_for,
     load_rows,
+    load_times,
     most_keys,
     place_of,
     scan_config_for,
@@ -85,10 +87,7 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
             factor = T.alloc_shared((size,), compute)
             T.clear(of_keys)
             T.clear(of_queries)
-            for i in T.Parallel(size):
-                time = T.min(first + i, s.length - 1)
-                own[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
-                factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+            load_times(s, decays, betas, (bz, first, count, head), own, factor)
             for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
                 at = n * tile
                 T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
@@ -117,13 +116,11 @@ def scan_states(config: Config, spec: Spec) -> Any:
 
     A block has all keys and some values of a head, and goes from chunk to chunk. Without the delta rule values are
     what is learned, and no errors are stored. Where channels decay, `k` holds keys that have decayed since the chunk's
-    start, and `later` keys that decay until its end.
+    start. `later` holds keys that decay until its end.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
-    state_shape = (s.sequences, s.h, s.k, s.v)
     more = [*s.later_keys(), *s.pairs_of_delta()]
     more += [s.like_values()] if spec.delta else []
-    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
 
     @T.prim_func
@@ -132,9 +129,9 @@ def scan_states(config: Config, spec: Spec) -> Any:
         v: s.values("v"),
         decays: s.per_time(),
         betas: s.per_time(),
-        *others: [*s.starts(), *s.table(), *more, *initial],
+        *others: [*s.starts(), *s.table(), *more, *s.initial()],
         states: s.states(),
-        last: T.Tensor(state_shape, compute),
+        last: s.state_of_sequences(),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
             group, at = head // (s.h // s.g), bx * columns
@@ -159,12 +156,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
                 rest = T.alloc_shared((size, columns), spec.dtype)
-            T.clear(state)
-            if spec.initial is not None:
-                for i, j in T.Parallel(rows, columns):
-                    inside = T.logical_and(i < s.k, at + j < s.v)
-                    given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
-                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            begin_state(s, others, state, (sequence, head, at))
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
@@ -262,8 +254,6 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
-    state_shape = (s.sequences, s.h, s.k, s.v)
-    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
 
     @T.prim_func
     def delta_scan_outputs(
@@ -273,9 +263,9 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         decays: s.per_time(),
         betas: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *initial],
+        *others: [*s.pairs_of_delta(), *s.initial()],
         out: s.like_values(),
-        last: T.Tensor(state_shape, compute),
+        last: s.state_of_sequences(),
         slots: T.int32,
         scale: compute,
     ):
@@ -300,12 +290,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 said = T.alloc_fragment((columns, size), compute)
                 rest = T.alloc_fragment((columns, size), spec.dtype)
                 found = T.alloc_fragment((columns, size), compute)
-            T.clear(state)
-            if spec.initial is not None:
-                for i, j in T.Parallel(columns, rows):
-                    inside = T.logical_and(j < s.k, at + i < s.v)
-                    given = others[-1][bz, head, T.min(j, s.k - 1), T.min(at + i, s.v - 1)]
-                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            begin_state(s, others, state, (bz, head, at), transposed=True)
             for n in T.Pipelined(slots, num_stages=config.stages):
                 first, count = place_of(s, None, n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)

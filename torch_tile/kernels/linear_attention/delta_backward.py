@@ -17,7 +17,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import all_into, dense_last, machine_of, strided
+from torch_tile.kernels.common import all_into, dense_last, machine_of
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
 from torch_tile.kernels.linear_attention.delta import NORM_ROWS, Chunks, fits
@@ -27,8 +27,10 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    begin_state,
     chunks_of,
     load_rows,
+    load_times,
     place_of,
     store_rows,
     weigh_times,
@@ -40,13 +42,11 @@ reference = gradient_reference
 
 @jit
 def scan_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradient of v, that of the state behind each chunk, and that of the first state.
+    """Build the kernel for three gradients: of v, of the state behind each chunk, and of the first state.
 
     `initial` is the gradient of the last state. q and k are `grown_q` and `grown_k` of `Chunks`.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
-    state_shape = (s.sequences, s.h, s.k, s.v)
-    initial = [] if spec.initial is None else [strided("initial", state_shape, spec.initial, unit=False)]
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
     both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
     stages = config.stages if config.staged else 1  # more would not fit
@@ -59,10 +59,10 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         weights: s.pairs(),
         decays: s.per_time(),
         betas: s.per_time(),
-        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *initial],
+        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.initial()],
         dv: s.like_values(),
         behind: s.states(),
-        of_first: T.Tensor(state_shape, compute),
+        of_first: s.state_of_sequences(),
         scale: compute,
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
@@ -92,12 +92,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 later = T.alloc_shared((size, rows), spec.dtype)
             if spec.channels:
                 keeps = T.alloc_shared((rows,), compute)
-            T.clear(state)
-            if spec.initial is not None:
-                for i, j in T.Parallel(rows, columns):
-                    inside = T.logical_and(i < s.k, at + j < s.v)
-                    given = others[-1][sequence, head, T.min(i, s.k - 1), T.min(at + j, s.v - 1)]
-                    state[i, j] = T.if_then_else(inside, T.cast(given, compute), 0.0)
+            begin_state(s, others, state, (sequence, head, at))
             for n in T.Pipelined(chunks, num_stages=stages):
                 slot = begin + chunks - 1 - n
                 first, count = place_of(s, others[1] if spec.packed else None, slot)
@@ -192,10 +187,7 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
             column_sums = T.alloc_fragment((size,), compute)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
-            for i in T.Parallel(size):
-                time = T.min(first + i, s.length - 1)
-                own[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
-                factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+            load_times(s, decays, betas, (bz, first, count, head), own, factor)
             for keys in (False, True) if spec.delta else (False,):
                 T.clear(acc)
                 T.clear(scores)
@@ -246,7 +238,7 @@ def dot_rows(acc: Any, second: Any, out: Any) -> None:
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
-    For each time and head it also stores, in parts, what states add to sums over a time as output and as input.
+    For each time and head it also stores what states add to sums over a time, as output and input. These come in parts.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
     parts = T.dynamic("parts")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RWKV-7's recurrence (arXiv:2503.14456): `S[t] = exp(g[t]) S[t-1] + b[t] (a[t]^T S[t-1]) + k[t] v[t]^T`.
 
-It is a delta rule of two steps a time, whose keys that read the state are not those that it learns. The first step
-decays, reads `-exp(-g) a`, which is `-a` before the decay, and learns the error at b, with values of 0. The second
-one learns v at k, reads nothing, and answers q. So the kernels of the delta rule run, over twice as many times.
+It is a delta rule of two steps a time. The keys that read the state are not those that it learns. The first step decays
+and reads `-exp(-g) a`, which is `-a` before the decay. It learns the error at b, with values of 0. The second one
+learns v at k, reads nothing, and answers q. So the kernels of the delta rule run, over twice as many times.
 """
 
 from __future__ import annotations

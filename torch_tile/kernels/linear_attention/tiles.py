@@ -36,8 +36,8 @@ class Config:
     `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states
-    stay in registers, unless sequences are packed or channels decay.
+    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states stay in
+    registers. Packed sequences and decaying channels have no such scan.
     """
 
     chunk: int = 64
@@ -141,6 +141,7 @@ class Sizes:
         self.b, self.length, self.h, self.g = T.dynamic("b, length, h, g")
         self.k, self.v = (dynamic(name, spec.vector) for name in ("k", "v"))
         self.slots_of, self.sequences, self.starts_of = T.dynamic("slots_of, sequences, starts_of")
+        self.state_shape = self.sequences, self.h, self.k, self.v
         self.config, self.spec = config, spec
 
     @property
@@ -177,7 +178,9 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.config.chunk), self.spec.dtype)
 
     def pairs_of_delta(self) -> list[Any]:
-        """Return the type of what only the delta rule has for pairs of times, in a list that is empty without it."""
+        """Return the type of what only the delta rule has for pairs of times, as a list. Without the rule the list is
+        empty.
+        """
         return [self.pairs()] if self.spec.delta else []
 
     def reads(self) -> list[Any]:
@@ -198,6 +201,15 @@ class Sizes:
         A tensor of so many chunks would ask whether they are 1, which is unknown while sizes are symbols.
         """
         return T.Tensor((self.b, self.slots_of, self.h, self.k, self.v), self.spec.dtype)
+
+    def state_of_sequences(self) -> Any:
+        """Return the type of a state for each sequence, in the dtype of sums: `[sequences, H, K, V]`."""
+        return T.Tensor(self.state_shape, self.spec.compute)
+
+    def initial(self) -> list[Any]:
+        """Return the type of the state before each sequence, in a list that is empty without one."""
+        dtype = self.spec.initial
+        return [] if dtype is None else [strided("initial", self.state_shape, dtype, unit=False)]
 
     def table(self) -> list[Any]:
         """Return the type of the table of chunks, in a list that is empty without one."""
@@ -234,6 +246,32 @@ def chunks_of(s: Any, starts: Any, sequence: Any) -> Any:
     else:
         row, slot, count = sequence, 0, s.slots
     return row, slot, count
+
+
+@T.macro
+def load_times(s: Any, decays: Any, betas: Any, place: tuple[Any, ...], logs: Any, rates: Any) -> None:
+    """Load the decays and betas of a chunk. Times behind its last one neither decay nor add."""
+    bz, first, count, head = place
+    for i in T.Parallel(logs.shape[0]):
+        time = T.min(first + i, s.length - 1)
+        logs[i] = T.if_then_else(i < count, decays[bz, head, time], 0.0)
+        rates[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
+
+
+@T.macro
+def begin_state(s: Any, others: Any, state: Any, place: tuple[Any, ...], transposed: bool = False) -> None:
+    """Begin a head's state with the initial one, the last of `others`, or with 0 where there is none.
+
+    The state is a tile `[K, V]`, or `[V, K]` if transposed. It has all keys, and values from the last of `place` on.
+    """
+    T.clear(state)
+    if s.spec.initial is not None:
+        sequence, head, at = place
+        for i, j in T.Parallel(*state.shape):
+            key, value = (j, at + i) if transposed else (i, at + j)
+            inside = T.logical_and(key < s.k, value < s.v)
+            given = others[-1][sequence, head, T.min(key, s.k - 1), T.min(value, s.v - 1)]
+            state[i, j] = T.if_then_else(inside, T.cast(given, s.spec.compute), 0.0)
 
 
 @T.macro

@@ -50,8 +50,8 @@ class Spec:
 class Config:
     """Tiles of `rows` rows by `lanes * pieces * vector` classes.
 
-    A lane takes `pieces` runs of `vector` neighbouring logits and keeps a maximum and a sum of its own, so that lanes
-    meet once a row. On a GPU a lane is a thread; rows start at multiples of `vector` logits.
+    A lane takes `pieces` runs of `vector` neighbouring logits and keeps its own maximum and sum. So lanes meet once a
+    row. On a GPU a lane is a thread; rows start at multiples of `vector` logits.
     """
 
     rows: int
@@ -184,8 +184,8 @@ def column_of(config: Config, step: Any, lane: Any, j: Any) -> Any:
 def sum_exponentials(config: Config, spec: Spec, logits: Any, operands: Any, first: Any) -> Any:
     """Sum the exponentials of the rows from `first` on: an online softmax in each lane, joined at the end of the row.
 
-    Returns, for each row, its finite maximum, the log of the sum above that maximum, the sum of its weighted logits and
-    of all weights. Without smoothing the last two are not set.
+    Returns, for each row, its finite maximum and the log of the sum above that maximum. The sums of its weighted logits
+    and of all weights follow. Without smoothing the last two are not set.
     """
     compute = compute_dtype(spec.dtype)
     rows, lanes, width, n = config.rows, config.lanes, config.width, logits.shape[1]
@@ -379,7 +379,7 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
     """`loss[r]` of row r; `grad[r]` times its gradient takes the place of the logits, which were maybe capped softly.
 
     The second reading of a row finds it in the cache. The class's logit is read before anything is written. Each step
-    loads all pieces before it stores any, since the compiler of CUDA moves no load before a store to the same tensor.
+    loads all pieces before it stores any. The compiler of CUDA moves no load before a store to the same tensor.
     """
     compute, rows, lanes = compute_dtype(spec.dtype), config.rows, config.lanes
     per_lane = config.pieces * config.vector

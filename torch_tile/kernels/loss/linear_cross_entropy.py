@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropy of a linear layer whose logits are never stored together, and its gradients in the same pass.
 
-Chunks of rows go through the product, the loss and the products of the gradients, one after the other in one buffer.
+Chunks of rows go through the product, the loss and the products of the gradients. They follow each other in one buffer.
 Assumes that `ops` checked shapes and dtypes.
 """
 

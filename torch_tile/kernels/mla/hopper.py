@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """MLA decoding on Hopper with hand-ordered warpgroups: one multiplies while the other computes softmax weights.
 
-A tile of positions is both keys and values, and the sums of 64 rows fill the registers of two warpgroups, each of which
-has half of the columns. So tiles go by pairs. The first warpgroup makes the scores and weights of the first tile of a
-pair, the second those of the second tile, and each adds both tiles, weighted, to its half:
+A tile of positions is both keys and values. The sums of 64 rows fill the registers of two warpgroups, each of which has
+half of the columns. So tiles go by pairs. The first warpgroup makes the scores and weights of the first tile of a pair.
+The second does so for the second tile. Each adds both tiles, weighted, to its half:
 
     first   scores 0 | weights 0 | sums += 0, left             | sums += 1, left  | scores 0 of the next pair
     second             scores 1  | sums += 0, right; weights 1 | sums += 1, right | scores 1 of the next pair
 
-A half of a tile that has been added is free for the copies of a third warpgroup, so that the next one comes meanwhile.
-The division of work is that of FlashMLA's authors (their notes of April 2025); the order within a pair is our own.
+A half of a tile that has been added is free for the copies of a third warpgroup. The next tile comes meanwhile. The
+division of work is that of FlashMLA's authors (their notes of April 2025); the order within a pair is our own.
 """
 
 from __future__ import annotations

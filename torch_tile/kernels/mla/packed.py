@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent caches in float8, in FlashMLA's layout, and multi-head latent attention over them or over lists of positions.
 
-A position is C float8_e4m3fn numbers, C / 128 float32 scales of runs of 128, and R bfloat16 numbers of the rotary part:
-656 bytes for C of 512 and R of 64. Sparse attention (DeepSeek-V3.2) reads the positions that a list names for each
-query. The kernel is that of dense decoding (decode.py).
+A position is C float8_e4m3fn numbers, C / 128 float32 scales of runs of 128, and R bfloat16 rotary numbers: 656 bytes
+for C of 512 and R of 64. Sparse attention (DeepSeek-V3.2) reads the positions that a list names for each query. The
+kernel is that of dense decoding (decode.py).
 """
 
 from __future__ import annotations

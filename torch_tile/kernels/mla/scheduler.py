@@ -37,10 +37,12 @@ FIELDS = 4
 BLOCKS_THAT_JOIN = 5  # run on an SM at once
 MOST_AHEAD = 8  # units whose pieces it reads together
 
-# The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
-# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, whether its first
-# unit has another sequence before, and zero.
+# The row of a unit: its first sequence and the first block there, its last sequence and the end of the blocks there.
+# Without work the last sequence stands before the first.
 FIRST, BEGIN, LAST, END = range(FIELDS)
+# Behind the units, the row of a sequence: its first unit, its last unit, whether that first unit has another sequence
+# before it, and zero.
+FIRST_UNIT, LAST_UNIT, IS_BEHIND, ZERO = range(FIELDS)
 
 
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
@@ -113,10 +115,10 @@ def plan_units() -> Any:
                     size = blocks_of(seq_lens[sequence])
                     rest = size - done
                     if done == 0:
-                        schedule[units + sequence, FIRST] = unit
-                        schedule[units + sequence, LAST] = T.if_then_else(sequence == first, 0, 1)
-                        schedule[units + sequence, END] = 0
-                    schedule[units + sequence, BEGIN] = unit
+                        schedule[units + sequence, FIRST_UNIT] = unit
+                        schedule[units + sequence, IS_BEHIND] = T.if_then_else(sequence == first, 0, 1)
+                        schedule[units + sequence, ZERO] = 0
+                    schedule[units + sequence, LAST_UNIT] = unit
                     room = in_pairs(left - BEGINNING)
                     if T.logical_or(room >= rest, unit == units - 1):
                         last, end, left = sequence, size, T.max(left - rest - BEGINNING, 1)
@@ -205,8 +207,8 @@ class WorkItems:
         says.
         """
         owner = self.count + sequence
-        first = T.clamp(self.schedule[owner, FIRST], 0, self.count - 1)
-        return first, T.clamp(self.schedule[owner, BEGIN], 0, self.count - 1)
+        first = T.clamp(self.schedule[owner, FIRST_UNIT], 0, self.count - 1)
+        return first, T.clamp(self.schedule[owner, LAST_UNIT], 0, self.count - 1)
 
     def slot(self, unit: Any, is_first: Any) -> Any:
         """Return the slot for the partial result of a unit's first or last piece. All other pieces are
@@ -249,7 +251,7 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> 
         with T.Kernel(T.ceildiv(rows, height), batch, threads=128) as (bx, bz):
             work_items = WorkItems(schedule, part, part_lse, batch)
             first, last = work_items.owners(bz)  # the schedule was there before the kernel that leaves the pieces began
-            behind = T.if_then_else(schedule[work_items.count + bz, LAST] == 0, 0, 1)
+            behind = T.if_then_else(schedule[work_items.count + bz, IS_BEHIND] == 0, 0, 1)
             T.pdl_sync()
             if first < last:
                 for own in T.serial(T.min(height, rows - bx * height)):

@@ -44,11 +44,11 @@ class Config:
 class Spec:
     """Facts that a kernel is compiled for, besides its `Config`.
 
-    The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
+    The dtype, both widths, and whether the cache is paged. If it is, whether a tile of positions may reach over several
     pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
-    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`: sums
-    in float32, on a machine that makes a product and a sum in one instruction. `packed`: positions are bytes of
-    float8, scales and bfloat16 (packed.py). `listed`: each query sees the positions that a list names.
+    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`: sums in
+    float32, on a machine that makes a product and a sum in one instruction. `packed`: positions are bytes of float8,
+    scales and bfloat16 (packed.py). `listed`: each query sees the positions that a list names.
     """
 
     dtype: torch.dtype

@@ -108,8 +108,8 @@ def hide(
 
 @T.macro
 def store_through(tile: Any, acc: Any, weight: Any, out: Any, sequence: Any, first: Any, column: int = 0) -> None:
-    """Store rows of `acc` times their weights to `out` from row `first` and `column` on, through a tile, in 16-byte
-    accesses.
+    """Store rows of `acc` times their weights to `out` from row `first` and column `column` on. They go through a tile,
+    in 16-byte accesses.
     """
     result = T.alloc_fragment(acc.shape, out.dtype)
     for i, c in T.Parallel(*acc.shape):

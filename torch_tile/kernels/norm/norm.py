@@ -49,10 +49,10 @@ def rms_norm_reference(
     """Compute `activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
 
     x and residual `[..., N]`, of one dtype; weight `[N]`. `s` is rounded to x's dtype before it is normalised in
-    float32 (float64 for float64). With `cast_first` the normalised row is rounded to x's dtype and then multiplied, in
-    the promoted dtype of x and weight (transformers' order); else it is multiplied first and rounded once, as
-    `F.rms_norm` does. The activation is computed in float32, before the last rounding.
-    Returns y `[..., N]` and `s`, None without a residual.
+    float32 (float64 for float64). With `cast_first` the normalised row is rounded to x's dtype and then multiplied
+    (transformers' order). The product is in the promoted dtype of x and weight; else it is multiplied first and rounded
+    once, as `F.rms_norm` does. The activation is computed in float32, before the last rounding. Returns y `[..., N]`
+    and `s`, None without a residual.
     """
     compute = compute_dtype(x.dtype)
     total = x if residual is None else x + residual

@@ -67,7 +67,7 @@ def config_for(machine: Machine) -> Config:
 def gradient_config_for(length: int, channels: int, batch: int, dtype: torch.dtype, machine: Machine) -> Config:
     """Choose the tiles of the gradient, with blocks for two waves or so.
 
-    The sums over times of all blocks are added up by a second kernel, so that there should be few blocks.
+    A second kernel adds up the sums over times of all blocks. There should be few blocks, then.
     """
     rows, columns = 16, 32 if dtype.itemsize == 8 else 64  # of which registers hold a sum for each tap
     tiles = -(-length // rows)
@@ -152,7 +152,7 @@ def update_reference(
 
 
 def tensor_types(spec: Spec, b: Any, length: Any, d: Any) -> tuple[Any, Any, list[Any]]:
-    """Return the tensor types of x, of the weights, and of a given bias, and a given state or numbers of sequences."""
+    """Return the tensor types of x and of the weights. Those of a given bias, state or numbers of sequences follow."""
     bias = [] if spec.bias is None else [strided("bias", (d,), spec.bias, unit=False)]
     state = [] if spec.state is None else [strided("state", (b, spec.width - 1, d), spec.state, unit=False)]
     x = strided("x", (b, length, d), spec.dtype, multiple=spec.vector)

@@ -2,7 +2,7 @@
 """Mamba-2's state-space dual form (SSD), chunk by chunk (arXiv:2405.21060, section 6), and its gradient.
 
 Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. The gradient has the
-same kernels with the roles of its operands exchanged, since the gradient of a scan is a scan from the end.
+same kernels with the roles of its operands exchanged. The gradient of a scan is a scan from the end.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def sum_decays(config: Config, spec: Spec) -> Any:
 
     Decays are exponents of 2.
 
-    Times behind the sequence have steps of 0 and no decay, so that a chunk's last decay is that of all its times.
+    Times behind the sequence have steps of 0 and no decay. So a chunk's last decay is that of all its times.
     """
     compute, size = spec.compute, config.chunk
     b, length, h = T.dynamic("b, length, h")
@@ -162,7 +162,7 @@ def sum_decays(config: Config, spec: Spec) -> Any:
 def mark_sequences(config: Config, spec: Spec) -> Any:
     """Build the kernel for marks: how many sequences begin in a chunk up to each time, `[B, chunks * chunk]`.
 
-    Times with equal marks belong to one sequence, and those with mark 0 to that of the state before the chunk.
+    Times with equal marks belong to one sequence. Those with mark 0 belong to that of the state before the chunk.
     """
     size = config.chunk
     b, length = T.dynamic("b, length")
@@ -281,8 +281,8 @@ def chunk_states(config: Config, spec: Spec) -> Any:
 def pass_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for the state before each chunk, and the last one.
 
-    With reverse, the gradient of the state behind each chunk and of the first one, and for each chunk, in parts, the
-    sum of this gradient times what is left of the state before the chunk.
+    With reverse, the gradient of the state behind each chunk and of the first one. Also, for each chunk, in parts, the
+    sum of this gradient times what is left of the earlier state.
     """
     s, compute, rows, columns = Sizes(config, spec), spec.compute, *PASSED
     state_shape = (s.b, s.h, s.p, s.n)
@@ -360,12 +360,12 @@ def dot_rows(acc: Any, other: Any, dot: Any) -> None:
 def chunk_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs, from the state before the chunk and all earlier times of the chunk.
 
-    A decay between times of two tiles is a product: of the decay to the first time of the later tile, `factors`, which
-    weighs columns of scores, and of the decay from there, which weighs the sum of all tiles. No factor is above 1.
-    Blocks of a cluster have one tile of times and heads of one group, and so share keys and scores.
+    A decay between times of two tiles is a product: of the decay to the first time of the later tile and of the decay
+    from there. The former, `factors`, weighs columns of scores; the latter weighs the sum of all tiles. No factor is
+    above 1. Blocks of a cluster have one tile of times and heads of one group, and so share keys and scores.
 
     With reverse, the gradient by x, from the gradient of the state behind the chunk and all later times. Also, for each
-    time, x times this gradient without its step size, of the state alone and of all, and parts of the gradient by D.
+    time, x times this gradient without its step size, of the state alone and of all. Also parts of the gradient by D.
     With dots only the product of `second` with what comes from the state, for each time.
     """
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute

@@ -226,11 +226,12 @@ def pair_sums(config: Config, spec: Spec) -> Any:
 
 @jit
 def step_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradient of dt, and for each chunk's parts of those of A and of the bias.
+    """Build the kernel for the gradient of dt. It also computes each chunk's parts of the gradients of A and of the
+    bias.
 
-    The logarithm of a time's decay counts for all pairs of an earlier input and an output from that time on: pairs in
-    the chunk, whose sums up to the time cancel but for these, states before the chunk with outputs, inputs with the
-    state behind it, and these two states.
+    The logarithm of a time's decay counts for pairs of an earlier input and an output from that time on: pairs in the
+    chunk, states before the chunk with outputs, inputs with the state behind it, and these two states. Sums up to the
+    time cancel but for the pairs.
     """
     compute, size = spec.compute, config.chunk
     b, length, h, chunks = T.dynamic("b, length, h, chunks")

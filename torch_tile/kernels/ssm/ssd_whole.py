@@ -34,8 +34,8 @@ class Problem:
 def whole_config_for(x: torch.Tensor, states: Any, machine: Machine) -> Config | None:
     """Choose the tiling of `whole_scan` for values `[B, L, H, P]`. None where blocks for each chunk are faster.
 
-    A block takes 2.4 us for a chunk of 64 times on an H200, and its chunks wait for each other: the last wave of blocks
-    must be three quarters full.
+    A block takes 2.4 us for a chunk of 64 times on an H200. The chunks of a block wait for each other: the last wave of
+    blocks must be three quarters full.
     """
     problem = typical(Problem(x.shape[0], x.shape[2], x.shape[3]))
     blocks = problem.batch * problem.heads * math.ceil(problem.head_dim / ROWS)

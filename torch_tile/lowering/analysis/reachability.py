@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find index values that a kernel certainly reaches, by trying numbers in the loops, names and branches around.
 
-The search claims nothing if a value depends on memory, a run-time size, an intrinsic, or a statement that leaves a
-loop. If a loop or grid ends at a run-time size, it tries the first iteration only, as if the size allowed one.
+The search claims nothing if a value depends on memory, a run-time size or an intrinsic. Nor does it behind a statement
+that leaves a loop. If a loop or grid ends at a run-time size, it tries the first iteration only. The size is taken to
+allow one.
 """
 
 from __future__ import annotations

@@ -414,6 +414,9 @@ def _no_value(node: Binary) -> tuple[str, str] | None:
         return "the divisor 0", "divide by another number, or leave the statement out by a Python `if`"
     if node.op in ("<<", ">>") and node.b.value < 0:
         return f"the negative distance {node.b.value}", "shift the other way: << is to the left, >> to the right"
+    if node.op in ("<<", ">>") and node.b.value >= node.dtype.bits:
+        fix = f"shift by less than {node.dtype.bits}, or widen the value first, as by T.cast(x, 'int64')"
+        return f"the distance {node.b.value} of {node.dtype}, which has {node.dtype.bits} bits", fix
     return None
 
 

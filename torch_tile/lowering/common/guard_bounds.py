@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guard accesses to global memory that may be outside its bounds: reads outside give 0, writes outside are dropped.
 
-The pass adds a guard only where ranges of loop variables and conditions around the access do not prove the bounds. A
-wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its elements.
+The pass adds a guard only where nothing proves the bounds. Ranges of loop variables and conditions around the access
+may prove them. A wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its
+elements.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_tile.intrinsics.memory import cp_async, elements, option
+from torch_tile.intrinsics.memory import atomic, cp_async, elements, option
 from torch_tile.ir import dtype as dt, expr, stmt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import (
@@ -72,8 +73,8 @@ class _Guard(Known):
         call = node.call
         inner = self.children(call)  # an address may need loads, which have guards of their own
         node = node if inner is call else replace(node, call=inner)
-        if isinstance(inner, Call) and inner.name == "vector_copy":
-            return self.vector_copy(node, inner)
+        if isinstance(inner, Call) and inner.name in ("vector_copy", "atomic_add_vector"):
+            return self.wide(node, inner)
         if isinstance(inner, Call) and inner.name == "cp_async":
             return self.cp_async(node, inner)
         return self.only_if(self.missing_in(call), node)
@@ -82,10 +83,10 @@ class _Guard(Known):
         """Run a statement only where all conditions hold."""
         return If(conjunction(conditions), Block((one,)), NOTHING, span=one.span) if conditions else one
 
-    def vector_copy(self, node: stmt.Do, call: expr.Call) -> Stmt:
-        """Guard a wide copy: it runs if it is inside as a whole.
+    def wide(self, node: stmt.Do, call: expr.Call) -> Stmt:
+        """Guard a wide copy or addition: it runs if it is inside as a whole.
 
-        Otherwise a read gives zeros and a write does nothing, or the copy runs element by element.
+        Otherwise a read gives zeros and a write does nothing, or each element has its own guard.
         """
         place = _global(call)
         if place is None:
@@ -131,10 +132,12 @@ class _Guard(Known):
         return [*self.missing(buffer, place.indices, upper=False), past], True
 
     def scattered(self, call: expr.Call, count: int) -> Stmt:
-        """Copy element by element, each with its own guard."""
+        """Copy or add element by element, each with its own guard."""
         step = Var("element", dt.int32, "loop")
         dst, src = (_at(a, step) for a in call.args)
-        body = Store(dst.buffer, dst.indices, Load(src.buffer, src.indices))
+        value = Load(src.buffer, src.indices)
+        is_copy = call.name == "vector_copy"
+        body = Store(dst.buffer, dst.indices, value) if is_copy else Do(atomic(dst, value, "add"))
         return self(_each(step, count, body, call))  # type: ignore[no-any-return]
 
     def missing_in(self, call: Expr) -> list[Expr]:
@@ -174,7 +177,7 @@ def _cleared(call: Call, count: int) -> Stmt:
     return _each(step, count, Store(dst.buffer, dst.indices, const(0, dst.buffer.dtype)), call)
 
 
-def _each(step: Var, count: int, body: Stmt, call: Call) -> For:
+def _each(step: Var, count: int, body: Store | Do, call: Call) -> For:
     """Build an unrolled loop over elements."""
     span = call.span
     bounds = (const(0, dt.int32),), (const(count, dt.int32),)

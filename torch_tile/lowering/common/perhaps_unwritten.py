@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find reads of tiles of which a part has no write before it on some path. They may be right: nobody knows the path.
 
-A write counts for the box that holds its elements, as in unwritten.py, but only where each path to the read passes it.
+A write counts for the box that holds its elements, as in unwritten.py. It does so only where each path to the read
+passes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find reads of tiles that no earlier statement can have written, and results of T.empty that are never used.
 
-The check reports certain faults only: a write on any path counts, for the box that holds all of its elements. A read
-of an element outside of these boxes is a fault where its value reaches a tensor, a sum along the element's row, or a
-condition. Values that are dropped beyond a tensor may be garbage. The simulator finds reads that depend on a path.
+The check reports certain faults only: a write on any path counts, for the box that holds all of its elements. A read of
+an element outside of these boxes is a fault where its value reaches a tensor or condition. So it is where it reaches a
+sum along the element's row. Values that are dropped beyond a tensor may be garbage. The simulator finds reads that
+depend on a path.
 """
 
 from __future__ import annotations

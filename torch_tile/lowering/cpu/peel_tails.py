@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split elementwise loops with a guard `a * i + r < n` at its limit, so that the main part has no guard.
 
-Both parts are plain code that vectorises: a loop up to the limit with the guard known true, and a loop from there with
-the guard known false.
+Both parts are plain code that vectorises: a loop up to the limit with the guard known true, and one from there with the
+guard known false.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 A loop that only multiplies waits for the products of the previous iteration, not for those of the current one. It
 releases the stages of those products one iteration later.
 
-A loop of products, arithmetic on their results, and products again (attention) is shifted by half an iteration. The
-first products of the next iteration and the second products of this one then run beside the arithmetic of this one.
-Arithmetic on operands of the second products comes after these products (FlashAttention-3, arXiv:2407.08608, section
-3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few iterations may take a branch
-that later iterations skip. They then run before such a loop, one by one.
+A loop of products, arithmetic on their results, and products again (attention) is shifted by half an iteration. Two
+groups of products then run beside the arithmetic of this iteration: the first ones of the next iteration and the second
+ones of this one. Arithmetic on operands of the second products comes after these products (FlashAttention-3,
+arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few
+iterations may take a branch that later iterations skip. They then run before such a loop, one by one.
 
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
@@ -349,7 +349,7 @@ class _Async(Rewriter):
 @dataclass(frozen=True)
 class _OneProduct:
     """The parts of a loop's body with one product: `start` waits for tiles and multiplies, `before` is arithmetic in
-    front of the product, `after` arithmetic behind it and releases of tiles.
+    front of the product. `after` is arithmetic behind it and releases of tiles.
     """
 
     start: tuple[Stmt, ...]
@@ -464,7 +464,8 @@ def _waited_for(parts: _Parts) -> IdSet[Buffer | None]:
     """Return the tiles that the arithmetic waits for and does not release, as it changes operands of the second
     products.
 
-    In a shifted loop the wait comes behind the release of the iteration before, or one stage would wait for itself.
+    In a shifted loop the wait comes behind the release of the iteration before. Otherwise one stage would wait for
+    itself.
     """
     released = _own(parts.between, came=False)
     return IdSet(tile for tile in _own(parts.between, came=True) if tile not in released)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide which bulk loads the blocks of a cluster share: each block loads a part of the tile and sends it to all.
 
-Blocks share a load along an axis of the cluster if the load does not depend on the block's place along that axis. This
-covers its source, its conditions and its count. The blocks then make the load in the same iterations. The decision
-comes before specialize_warps takes loads apart. There each load is still one statement below all statements that decide
-on it. The number of arrivals that release a stage follows from it. Each block makes its other loads itself, and the
-schedule report says why.
+Blocks share a load along an axis of the cluster if the load does not depend on their place there. This covers its
+source, its conditions and its count. The blocks then make the load in the same iterations. The decision comes before
+specialize_warps takes loads apart. There each load is still one statement below all statements that decide on it. The
+number of arrivals that release a stage follows from it. Each block makes its other loads itself, and the schedule
+report says why.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 The pass runs once buffers have their addresses. A barrier of the block after the initialisation orders it before all
 later statements. It is the barrier of the cluster if blocks reach each other's mbarriers. The maps come from memory
-while the thread initialises the mbarriers, so that the first bulk copies need not wait for them.
+while the thread initialises the mbarriers. The first bulk copies need not wait for them.
 """
 
 from __future__ import annotations

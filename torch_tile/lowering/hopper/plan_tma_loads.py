@@ -141,7 +141,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """Plan the loads that producer warps make, or say why the kernel keeps all its threads together."""
     if not survey.products and not survey.of_registers:
         return "no product goes by wgmma, or takes both operands from registers"
-    known = IdSet(n for one in (*beginnings(kernel), *meetings(kernel)) for n in walk(one))
+    known = IdSet(n for one in (*waits_before_loads(kernel), *meetings(kernel)) for n in walk(one))
     own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
     if own_order or any(_is_barrier(n) and n not in known for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
@@ -163,11 +163,11 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
     if not pipelined_groups and not why_not:
         return "no pipelined loop loads a tile that bulk copies can bring"
-    _fit(groups, kernel, survey.build.target.shared_limit)
+    _fit(groups, kernel, survey.build)
     return Loads(groups, why_not)
 
 
-def beginnings(kernel: Kernel) -> list[Stmt]:
+def waits_before_loads(kernel: Kernel) -> list[Stmt]:
     """Return the statements of the kernel itself, before its first load, that wait for the kernel before."""
     body = kernel.body.stmts
     first = next((n for n, one in enumerate(body) if any(map(is_load, walk(one)))), 0)
@@ -181,15 +181,21 @@ def meetings(kernel: Kernel) -> list[Stmt]:
     return [one for one in body[max(loading, default=0) :] if calls(one, "cluster_arrive", "cluster_wait")]
 
 
-def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
+def _fit(groups: list[Group], kernel: Kernel, build: Build) -> None:
     """Reduce the stages until all groups fit into shared memory beside the largest other tile.
 
-    Producer warps fill stages as long as the kernel runs, so no other tile can reuse their memory.
+    Producer warps fill stages up to the last turn of their loops. Only tiles that are used later reuse their memory; in
+    kernels with measured tilings none does.
     """
     mine = IdSet(t for g in groups for t in g.tiles)
+    ends = [n for n, one in enumerate(kernel.body.stmts) if mine.any_in(one)]
+    during = Block(kernel.body.stmts[: max(ends, default=-1) + 1])
+    touched = IdSet(b for s in find(during, Stmt) if is_leaf(s) for b in _touched(s))
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
-    largest = max((_bytes(b) for b in allocs if b not in mine), default=0)
-    while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
+    largest = max((_bytes(b) for b in allocs if b not in mine and (b in touched or build.options.measured)), default=0)
+    while (
+        largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > build.target.shared_limit
+    ):
         deepest = max(groups, key=lambda g: g.stages)
         if deepest.stages == 1:
             return
@@ -289,7 +295,7 @@ def _needed(copy: Copy, body: Body) -> Iterator[Node]:
 def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
     """Yield the expressions that decide on a copy, each with the decision.
 
-    That is "where it reads", "whether it is made" or "how often it is made", and "" for values of names in them.
+    That is "where it reads", "whether it is made" or "how often it is made". Values of names in them have "".
     """
     wanted = IdSet(find(copy.src, Var))
     for region in (copy.src, copy.dst):

@@ -4,8 +4,8 @@
 In straight code, and around a loop, the pass knows the next statement that touches a store's tile. As many groups may
 be in flight there as are committed between the two. Stored values, and the time when a tile is free, do not change. The
 wait names the tile, so that insert_barriers puts a barrier between the wait and the writers. T.arrive_last tells other
-blocks that a block's results are there. In kernels with it, a store to a tensor that the kernel also touches elsewhere
-is waited for at once and completely.
+blocks that a block's results are there. In kernels with it, some stores are waited for at once and completely: those to
+a tensor that the kernel also touches elsewhere.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Give pipelined products on Hopper producer warps: they copy tiles ahead, and the kernel's threads multiply.
 
 The kernel gets more warps and two roles. In each iteration a producer warp waits until a stage of a group of tiles is
-empty, and starts the copies that fill it. The consumers wait until the stage is full, read it and release it. Groups
-have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in closed
-form, from the loop's variable; a loop that runs again goes on counting.
+empty. It then starts the copies that fill it. The consumers wait until the stage is full, read it and release it.
+Groups have producer warps of their own, so that no group waits for the stages of another. Iterations are counted in
+closed form, from the loop's variable; a loop that runs again goes on counting.
 
 Blocks of a cluster may share loads (multicast_loads). A stage is then empty when the readers of all these blocks
 release it. No block ends before the other blocks. Afterwards no pipelined loop of such a kernel is left; other kernels
@@ -54,11 +54,11 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     Group,
     Loads,
     Survey,
-    beginnings,
     is_leaf,
     is_load,
     meetings,
     plan_tma_loads,
+    waits_before_loads,
 )
 from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
@@ -69,6 +69,8 @@ from torch_tile.tileop.copy.tma import TmaCopy
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
 REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, under conditions or to bounds of each turn
 MOST_COPIERS = 4  # warps
+MOST_IN_FRAGMENTS = 200  # registers of a thread, where two blocks share a multiprocessor
+REST = 4096  # bytes of a block's shared memory for barriers, results of reductions and padding
 NO_CLUSTER = (1, 1, 1)
 SPLIT = "bulk copies by a warp of its own"  # of the report
 ZERO = const(0, int32)
@@ -104,6 +106,8 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
                 build.remark(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
         return kernel
+    if kernel.min_blocks == 1 and not build.options.measured and _leaves_room(normal, loads, build):
+        kernel, normal = replace(kernel, min_blocks=2), replace(normal, min_blocks=2)
     few = equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS
     if few or count + WARPGROUP > MOST_THREADS:
         why = f"{kernel.min_blocks} blocks on a multiprocessor leave them no registers"
@@ -112,6 +116,27 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
         _each_its_own(kernel, why, build)
         return kernel
     return _Roles(normal, loads, survey, thread, build).kernel()
+
+
+def _leaves_room(kernel: Kernel, loads: Loads, build: Build) -> bool:
+    """Return whether two blocks of one multiplying warpgroup and several producer warps surely fit on a multiprocessor.
+
+    Each thread then has fewer registers, which its parts of all fragments must not fill.
+    """
+    if math.prod(kernel.threads) != WARPGROUP or len(loads.groups) == 1:
+        return False
+    stages = IdMap((tile, group.stages) for group in loads.groups for tile in group.tiles)
+    shared = registers = 0
+    for buffer in (alloc.buffer for alloc in find(kernel.body, Alloc)):
+        shape, bits = buffer.static_shape, buffer.dtype.bits
+        if shape is None:
+            return False
+        if buffer.scope == "shared":
+            shared += math.prod(shape) * bits // 8 * stages.get(buffer, 1)
+        elif buffer.scope == "fragment":
+            registers += max(1, math.prod(shape) * bits // 32 // WARPGROUP)
+    room = build.target.shared_limit // 2 - REST
+    return shared <= room and registers <= MOST_IN_FRAGMENTS
 
 
 def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
@@ -193,7 +218,7 @@ class _Roles:
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
         # Each thread waits for the kernel before, and the barriers of a cluster count all its threads.
-        copying = Block((*beginnings(self.source), *self._producers(place), *meetings(self.source)))
+        copying = Block((*waits_before_loads(self.source), *self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers

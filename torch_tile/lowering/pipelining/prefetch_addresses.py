@@ -62,9 +62,9 @@ class AddressPrefetch:
 
     def named(self, path: Path) -> Path:
         """Return a path whose names take what variables hold from there."""
-        return tuple(self._taking(path))
+        return tuple(self._with_held_values(path))
 
-    def _taking(self, path: Path) -> Iterator[Let | Branch]:
+    def _with_held_values(self, path: Path) -> Iterator[Let | Branch]:
         """Yield the items of a path."""
         take = _Outermost(self._held)
         for item in path:

@@ -253,7 +253,7 @@ class _Stages:
     def _next_need(self, items: Sequence[Item], arrivals: _Arrivals) -> int | None:
         """Return the group that is waited for next if it is older than this step; None if not, or if none is.
 
-        A wait for a group of this step covers all older groups, so that a wait before it would be spare.
+        A wait for a group of this step covers all older groups. A wait before it would be spare.
         """
         for needs in map(list, map(self._needs, items)):
             if any(need >= arrivals.committed for need in needs):

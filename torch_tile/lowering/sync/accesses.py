@@ -39,8 +39,8 @@ class Access:
     It happens where all `conditions` hold. A `count` of ANYWHERE stands for any elements of the buffer, MATRIX for any
     of its last two dimensions. A warp makes a `collective` access together, so that it belongs to no single thread.
     `origin` is the node that makes the access. `age` says how many iterations ago that was, in a loop around. `in_warp`
-    says that a barrier of the warp followed, so that the access is ordered with those of the same warp. All threads
-    arrived since at the mbarriers in `arrived`.
+    says that a barrier of the warp followed. The access is ordered with those of the same warp. All threads arrived
+    since at the mbarriers in `arrived`.
     """
 
     buffer: Buffer

@@ -38,7 +38,7 @@ def _fills(call: Call) -> bool:
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
-    """Return the tiles that only bulk copies write: mbarriers order the threads that touch them."""
+    """Return the tiles whose bytes only bulk copies write: mbarriers order the threads that touch them."""
     filled, written = set[Buffer](), set[Buffer]()
     for node in find(kernel, Store, Call):
         if isinstance(node, Store):
@@ -48,7 +48,7 @@ def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
                 place = node.args[effect.operand]
                 if isinstance(place, Address) and "w" in effect.kind:
                     (filled if _fills(node) else written).add(place.buffer)
-    return frozenset(filled - written)
+    return frozenset(b for b in filled - written if not any(overlap(b, other) for other in written))
 
 
 def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
@@ -80,7 +80,7 @@ def _is_numbered(call: Call) -> bool:
 
 
 class BarrierGroups:
-    """Assign numbers to the barriers of roles and of the first warps of a block, one for each set of warps."""
+    """Assign numbers to the barriers of roles and of the first warps of a block. Each set of warps has one number."""
 
     def __init__(self, kernel: st.Kernel):
         self.kernel = kernel

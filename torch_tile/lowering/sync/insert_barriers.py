@@ -195,7 +195,8 @@ class Walk:
             else:
                 pending = call.options[0]
                 assert isinstance(pending, int)
-                state.wait(pending, of_copies)
+                # A barrier between a copy's start and its end has shown engines nothing of it.
+                state.wrote |= any(map(self.facts.is_behind, state.wait(pending, of_copies)))
         elif isinstance(one, Block):
             places |= self.block(one, state)
         elif isinstance(one, Break | Continue):

@@ -125,17 +125,20 @@ class State:
             for key, (access, younger) in self.flying.items()
         }
 
-    def wait(self, pending: int, copies: bool = True) -> None:
-        """Complete all but the `pending` youngest groups, for the thread that started them."""
+    def wait(self, pending: int, copies: bool = True) -> list[Access]:
+        """Complete all but the `pending` youngest groups, for the thread that started them. Return their accesses."""
+        landed = []
         for key, (access, younger) in list(self.flying.items()):
             if access.writes is not copies:
                 continue
             left = frozenset(n for n in younger if n < pending)
             if left != younger:
                 self.since[key] = access.landed
+                landed.append(access.landed)
                 del self.flying[key]
             if left:
                 self.flying[key] = access, left
+        return landed
 
 
 def most_pending(body: Block) -> int:

@@ -3,9 +3,12 @@
 
 A buffer is alive from its first access to its last. If it outlives an iteration of a loop, it is alive through the
 whole loop. Each buffer takes the smallest gap that it fits, larger buffers first. Memory used again may cost a barrier
-(insert_barriers decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or
-read, and tiles that copies fill but nothing reads: no barrier of threads says when those are done. Different roles use
+(insert_barriers decides), so small buffers keep bytes of their own. So do mbarriers, tiles that an author's bulk copies
+fill, and tiles that copies fill but nothing reads: no barrier of threads says when those are done. Different roles use
 their buffers at the same time. A buffer that other blocks of a cluster read is alive until the cluster has met.
+
+The compiler's own roles pass tiles on: who reads a tile has waited for each copy into it. Such a tile is alive from the
+start of the roles to its last reader. A tile that bulk stores read is alive to the end of the kernel.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ def shared_size(buffer: Buffer) -> int:
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
     """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room."""
-    lives = lives_of(kernel)
+    lives = lives_of(kernel, lends=not build.options.measured)
     if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
@@ -98,38 +101,52 @@ def _row(life: Life, offset: int) -> str:
     return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
 
 
-def lives_of(kernel: Kernel) -> list[Life]:
-    """Return the live ranges of a kernel's shared buffers that are used, in the order of their allocation."""
+def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
+    """Return the live ranges of a kernel's used shared buffers, in the order of their allocation.
+
+    With `lends`, tiles of bulk copies give their bytes to others once they are read; measured tilings never do so.
+    """
     found: IdMap[Buffer, Life] = IdMap()
     begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
     inside: list[tuple[Life, tuple[int, ...]]] = []
     filled: IdSet[Expr] = IdSet()  # addresses that asynchronous copies fill
     used: IdSet[Buffer] = IdSet()  # buffers that something else touches
     lent: IdMap[Buffer, Life] = IdMap()  # tiles that other blocks may be reading, as this block reads theirs
-    clock = group = 0
+    passed: IdMap[Buffer, int] = IdMap()  # tiles that a role of the compiler fills, and when the roles begin
+    stored: list[tuple[Life, tuple[int, ...]]] = []  # tiles that bulk stores read, and the loops around these
+    clock = group = start = 0
     role: tuple[int, int] | None = None
+    is_own = False  # whether the role is the compiler's
 
     def visit(node: Node, loops: tuple[int, ...]) -> None:
         """Advance the clock over a node and its children, and record their accesses."""
-        nonlocal clock, role
+        nonlocal clock, role, is_own
         clock += 1
         if isinstance(node, Role):
-            role = group, node.first
+            role, is_own = (group, node.first), not node.by_hand
         if isinstance(node, For | While):
             loops = (*loops, len(ends))
             begins.append(clock)
             ends.append(0)
         if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
             found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
-        if starts(node, Engine.BULK):
+        if isinstance(node, Call) and starts(node, Engine.BULK):
             for address in node.args:
-                if isinstance(address, Address) and (life := found.get(address.buffer)):
+                if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:
+                    continue
+                if not lends or (node.name == "tma_load" and (role is None or not is_own)):
                     life.alone = True
+                elif node.name != "tma_load":
+                    stored.append((life, loops))
+                else:
+                    passed[address.buffer] = start
+                    filled.add(address)
         if starts(node, Engine.COPY):
             filled.add(node.args[0])
         if isinstance(node, Load | Store | Address) and node not in filled:
             used.add(node.buffer)
-        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)):
+        is_fill = node in filled and isinstance(node, Address) and node.buffer in passed
+        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)) and not is_fill:
             life.first = clock if life.first < 0 else life.first
             life.last = clock
             life.roles |= {role} if role else frozenset()
@@ -149,13 +166,19 @@ def lives_of(kernel: Kernel) -> list[Life]:
             role = None
 
     for stmt in kernel.body.stmts:
-        group += not isinstance(stmt, Role)  # consecutive roles run at the same time
+        if not isinstance(stmt, Role):  # consecutive roles run at the same time
+            group, start = group + 1, clock + 1
         visit(stmt, ())
     for life in lent.values():
         life.alone = True
     for life, loops in inside:
         for loop in loops[len(life.loops) :]:
             life.first, life.last = min(life.first, begins[loop]), max(life.last, ends[loop])
+    for life, loops in stored:
+        life.first, life.last = min(life.first, *(begins[loop] for loop in loops[:1]), life.first), clock
+    for buffer, begin in passed.items():
+        life = found[buffer]
+        life.first, life.last = begin if life.first < 0 else min(begin, life.first), max(begin, life.last)
     return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
 
 

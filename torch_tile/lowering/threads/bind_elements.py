@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bind a statement outside of T.Parallel that touches single elements of fragments.
 
-The threads that hold the elements run it, where all indices are constants and one thread holds all that is read. Else
-the fragments pass through shared memory, as do fragments whose elements are updated atomically.
+The threads that hold the elements run it. All indices must be constants, and one thread must hold all that is read.
+Else the fragments pass through shared memory, as do fragments whose elements are updated atomically.
 """
 
 from __future__ import annotations

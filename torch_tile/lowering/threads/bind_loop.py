@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError, error
+from torch_tile.intrinsics.memory import added
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
@@ -372,7 +373,8 @@ class _Body(Rewriter):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
         self.places = {}  # the ranges have changed
         new: For = self.children(loop)
-        return replace(new, kind=LoopKind.UNROLLED) if loop in self.unrolled else new
+        unrolled = loop in self.unrolled and loop.kind is not LoopKind.VECTOR
+        return replace(new, kind=LoopKind.UNROLLED) if unrolled else new
 
     def _owned(self, node: Stmt, everyone: bool) -> Stmt:
         """Let only the owner thread run a statement."""
@@ -427,8 +429,11 @@ def _indexes(loop: For, nest: Nest) -> bool:
 
 
 def _is_straight(body: Block) -> bool:
-    """Return whether a body has only stores and names, so that it can be vectorised."""
-    return not contains(body, For, While, Break, Continue, Do, Print) and not _updates(body)
+    """Return whether a body has only stores, names and atomic additions, so that it can be vectorised."""
+    calls = [call for call in find(body, Call) if call.name == "atomic"]
+    adds = [node for node in find(body, Do) if added(node) is not None]
+    others = contains(body, For, While, Break, Continue, Print) or len(adds) < len(list(find(body, Do)))
+    return not others and len(calls) == len(adds)
 
 
 def _updates(node: Stmt | Expr) -> bool:

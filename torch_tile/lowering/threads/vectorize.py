@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn vectorised loops into wide copies between memory and local arrays, and unrolled loops on these arrays.
+"""Turn vectorised loops into wide accesses to memory, and unrolled loops on local arrays.
 
-An access is wide if neighbours in the loop are neighbours in memory and the first one is certainly aligned. Other
-accesses stay as they are. Widths are powers of two up to 16 bytes. May assume one-dimensional local arrays.
+A wide access copies neighbours between memory and a local array, or adds such an array to global memory. An access is
+wide if neighbours in the loop are neighbours in memory and the first one is certainly aligned. Other accesses stay as
+they are. Widths are powers of two up to 16 bytes. May assume one-dimensional local arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span
 from torch_tile.hardware import VECTOR_BYTES
-from torch_tile.intrinsics.memory import vector_copy
+from torch_tile.intrinsics.memory import added, adds_at_once, atomic_add_vector, vector_copy
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute, terms_of
 from torch_tile.ir.buffer import Buffer
@@ -22,33 +23,40 @@ from torch_tile.ir.expr import (
     LOGICAL,
     Address,
     Binary,
+    Call,
     Const,
     Expr,
     Load,
     Select,
     Var,
     binary,
+    cast,
     const,
 )
 from torch_tile.ir.idmap import IdMap, mentions
 from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.lowering.common.flatten import linear
 from torch_tile.tileop.base import aligned_run, strides_of
 
 ON_CHIP = ("local", "var")
+Access = Load | Store | Address
 
 
 def vectorize(program: Program, build: Build) -> Program:
-    """Replace every vectorised loop. Afterwards only `vector_copy` touches several elements at once."""
-    return _Vectorize()(program)  # type: ignore[no-any-return]
+    """Replace every vectorised loop. Afterwards calls alone touch several elements at once."""
+    return _Vectorize(build.target.capability)(program)  # type: ignore[no-any-return]
 
 
 class _Vectorize(Known):
-    """Replace the vectorised loops of a program by wide copies and unrolled loops."""
+    """Replace the vectorised loops of a program by wide accesses and unrolled loops."""
+
+    def __init__(self, capability: int):
+        super().__init__()
+        self.capability = capability
 
     def visit_For(self, loop: For) -> Stmt:
         """Replace a vectorised loop; it becomes a serial or unrolled loop if no access is wide."""
@@ -69,7 +77,7 @@ class _Vectorize(Known):
 class _Loop:
     """Rewrite one loop of `count` steps, with its wide accesses taken out of it."""
 
-    def __init__(self, known: Known, loop: For, count: int):
+    def __init__(self, known: _Vectorize, loop: For, count: int):
         self.known, self.loop, self.count = known, loop, count
         self.var, self.span = loop.vars[0], loop.span
         self.before: list[Stmt] = []
@@ -82,11 +90,11 @@ class _Loop:
         body = _without_index_names(self.loop.body, self.var)
         if len(body.stmts) == 1 and isinstance(body.stmts[0], If):
             return self.hoisted(body.stmts[0])
-        if not all(isinstance(s, Let | Store) for s in body.stmts) or not _is_ordered(body):
+        if not all(isinstance(s, Let) or _target(s) is not None for s in body.stmts) or not _is_ordered(body):
             return None
         if (moved := self.moved(body)) is not None:
             return moved
-        written = {s.buffer for s in body.stmts if isinstance(s, Store)}
+        written = {place.buffer for s in body.stmts if (place := _target(s)) is not None}
         new = []
         for s in body.stmts:
             if isinstance(s, Let) and not self.differs(s.value) and not any(n.buffer in written for n in _loads_of(s)):
@@ -102,7 +110,7 @@ class _Loop:
 
     def hoisted(self, node: If) -> Stmt | None:
         """Move a branch out of the loop, with a test in front if only some steps may take it."""
-        written = {s.buffer for s in find(node, Store)}
+        written = {n.buffer for n in find(node, Store, Address)}
         read = (n for n in find(node.condition, Load))
         if any(n.buffer in written for n in read):
             return None
@@ -144,6 +152,8 @@ class _Loop:
         """Rewrite a statement of the loop with its wide accesses on local arrays."""
         if isinstance(s, Let):
             return replace(s, value=self.value(s.value))
+        if (add := added(s)) is not None:
+            return self.addition(s, add)
         assert isinstance(s, Store)
         value = self.value(s.value)
         indices = tuple(self.value(i) for i in s.indices)
@@ -153,6 +163,19 @@ class _Loop:
         local = self.local(s.buffer)
         self.after.append(self.copies(self.at_start(s), _first(local), width, s.span))
         return Store(local, (self.var,), value, span=s.span)
+
+    def addition(self, s: Stmt, add: Call) -> Stmt:
+        """Rewrite an atomic addition; the values of a wide one are collected in a local array."""
+        place, value = add.args[0], self.value(add.args[1])
+        assert isinstance(place, Address)
+        dtype = place.buffer.dtype
+        width = min(self.width(place), adds_at_once(dtype, self.known.capability))
+        if width == 1:
+            indices = tuple(self.value(i) for i in place.indices)
+            return Do(replace(add, args=(replace(place, indices=indices), value)), span=s.span)
+        local = self.local(place.buffer)
+        self.after.append(self.copies(self.at_start(place), _first(local), width, s.span, atomic_add_vector))
+        return Store(local, (self.var,), cast(value, dtype), span=s.span)
 
     def value(self, expr: Expr) -> Expr:
         """Replace the wide loads in a value by elements of local arrays."""
@@ -181,41 +204,50 @@ class _Loop:
         """Return whether a value may differ between steps."""
         return not symbols(expr).isdisjoint((self.var, *self.inside))
 
-    def at_start(self, access: Load | Store) -> Address:
+    def at_start(self, access: Access) -> Address:
         """Return the address of the first step's element."""
         zero = Substitute({self.var: const(0, self.var.type)})
         indices = tuple(simplify(zero(i), self.known.ranges) for i in access.indices)
         return Address(access.buffer, indices, span=access.span)
 
-    def copies(self, dst: Address, src: Address, width: int, span: Span | None) -> Stmt:
-        """Copy the elements of all steps, `width` at a time."""
+    def copies(
+        self, dst: Address, src: Address, width: int, span: Span | None,
+        copy: Callable[[Address, Address, int], Do] = vector_copy,
+    ) -> Stmt:  # fmt: skip
+        """Copy the elements of all steps, or add them, `width` at a time."""
         size = width * dst.buffer.dtype.itemsize
         if width == self.count:
-            return replace(vector_copy(dst, src, size), span=span)
+            return replace(copy(dst, src, size), span=span)
         step = Var("chunk", dt.int32, "loop")
         at = binary("*", step, const(width, dt.int32))
-        body = replace(vector_copy(_moved(dst, at), _moved(src, at), size), span=span)
+        body = replace(copy(_moved(dst, at), _moved(src, at), size), span=span)
         stop = const(self.count // width, dt.int32)
         return For(LoopKind.UNROLLED, (step,), (const(0, dt.int32),), (stop,), Block((body,)), span=span)
 
-    def width(self, access: Load | Store) -> int:
+    def width(self, access: Access) -> int:
         """Return the elements of one access: a power of two that divides the steps and the first element's place."""
         buffer = access.buffer
         if buffer.scope == "var" or not access.indices:
             return 1
-        *others, last = (simplify(i, self.known.ranges) for i in access.indices)
-        if any(self.differs(i) for i in others):
-            return 1
         start = self.at_start(access)
-        if not self.inside.isdisjoint(symbols(last)):
-            return 1
-        ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
-        if not equal(simplify(ahead, self.known.ranges), self.var):
+        expand = self.known.values  # what names of indices stand for may show which digits a step can change
+        if not (
+            self.in_a_row(access.indices, start.indices[-1])
+            or self.in_a_row(tuple(map(expand, access.indices)), expand(start.indices[-1]))
+        ):
             return 1
         width = math.gcd(self.count, VECTOR_BYTES // buffer.dtype.itemsize, 1 << 10)
         while width > 1 and not self.is_aligned(start, width):
             width //= 2
         return width
+
+    def in_a_row(self, indices: tuple[Expr, ...], first: Expr) -> bool:
+        """Return whether only the last index differs between steps, by one from each to the next."""
+        *others, last = (simplify(i, self.known.ranges) for i in indices)
+        if any(self.differs(i) for i in others) or not self.inside.isdisjoint(symbols(last)):
+            return False
+        ahead = _WithoutRemainders()(binary("-", last, first))
+        return equal(simplify(ahead, self.known.ranges), self.var)
 
     def is_aligned(self, start: Address, width: int) -> bool:
         """Return whether `width` elements from `start` on are contiguous, at a multiple of their size."""
@@ -306,21 +338,28 @@ def _loads(expr: Expr) -> bool:
 
 
 def _is_ordered(body: Block) -> bool:
-    """Return whether all loads may come before all stores.
+    """Return whether all loads may come before all stores and additions.
 
-    A buffer that is stored may be read only before its store, and only at the same place.
+    A buffer that is written may be read only before that, and only at the same place.
     """
-    stores = [s for s in body.stmts if isinstance(s, Store)]
-    stored = {s.buffer: s for s in stores}
+    stores = [place for s in body.stmts if (place := _target(s)) is not None]
+    stored = {place.buffer: place for place in stores}
     done: set[Buffer] = set()
     for s in body.stmts:
         for node in _loads_of(s):
             store = stored.get(node.buffer)
             if store is not None and (node.buffer in done or not _same_place(node.indices, store.indices)):
                 return False
-        if isinstance(s, Store):
-            done.add(s.buffer)
+        if (place := _target(s)) is not None:
+            done.add(place.buffer)
     return len(stored) == len(stores)
+
+
+def _target(s: Stmt) -> Store | Address | None:
+    """Return the place that a store or an atomic addition writes; None for other statements."""
+    add = added(s)
+    place = s if add is None else add.args[0]
+    return place if isinstance(place, Store | Address) else None
 
 
 def _loads_of(s: Stmt) -> Sequence[Load]:

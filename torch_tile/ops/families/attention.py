@@ -3,7 +3,7 @@
 
 If a gradient is wanted, `attention` runs `attention_lse`, which also keeps the log-sum-exp. `attention_backward`
 computes the probabilities again from both. It stores the gradient of each score if a mask or an operand of a score
-function needs its own gradient. Gradients of gradients are plain torch.
+function needs a gradient. Gradients of gradients are plain torch.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691.
 
-    They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608), whose sums float32
-    atomics make there. Under `torch.use_deterministic_algorithms` dq is the same, too.
+    They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608). Float32 atomics add up
+    its sums there. Under `torch.use_deterministic_algorithms` dq is the same, too.
 
     Args:
         grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.

@@ -91,7 +91,7 @@ def _check_factors(
     bs: Sequence[Tensor],
     first: Sequence[Tensor],
 ) -> None:
-    """Check that scales or zeros are none or one `[N, G]` for each b, with a group size that steps along K can hold.
+    """Check that scales or zeros are none or one `[N, G]` for each b. Steps along K must hold the group size.
 
     For groups of rows, whose b are `[G, N, words]`, it is `[G, N, runs]`.
     """
@@ -243,8 +243,8 @@ def dequant_gemm(
         kinds: as for `gemm`.
         epilogue: as for `gemm`.
         dtype: of the result.
-        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4 and NVFP4), for 4 bits of uint8 that
-            are indices of the format's 16 numbers; "" for integers and float8. The scale of NVFP4's whole matrix is an
+        format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4 and NVFP4). The 4 bits of uint8 are
+            then indices of the format's 16 numbers; "" for integers and float8. The scale of NVFP4's whole matrix is an
             operand of the epilogue.
 
     Returns:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.linear_cross_entropy`, the loss of a linear layer whose logits are never stored together, and
-`tile.linear_cross_entropy_gradients`, which computes the weighted sum of the losses and its gradients in one pass.
+"""`tile.linear_cross_entropy` is the loss of a linear layer whose logits are never stored together.
+`tile.linear_cross_entropy_gradients` computes the weighted sum of the losses and its gradients in one pass.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
 def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
     """Round runs of columns to float8 with a scale each: `x` is about `values * scale`.
 
-    A scale is the largest magnitude of its run, at least 2^-100, over the largest number of `dtype` (DeepSeek-V3,
-    arXiv:2412.19437, 3.3.1). Results are arguments of `scaled_gemm`. A run with NaN is NaN.
+    A scale is the largest magnitude of its run over the largest number of `dtype` (DeepSeek-V3, arXiv:2412.19437,
+    3.3.1). The magnitude counts as at least 2^-100. Results are arguments of `scaled_gemm`. A run with NaN is NaN.
 
     Args:
         x: `[..., K]`, of any floating dtype.

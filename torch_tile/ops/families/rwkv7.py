@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tile.rwkv7`, the recurrence of RWKV-7, its gradient, and its step of a few tokens.
 
-Checks and empty results are those of the delta rule whose channels decay, and those of the keys a and b.
+Checks and empty results are those of the delta rule whose channels decay. The keys a and b have some more.
 """
 
 from __future__ import annotations

@@ -137,17 +137,16 @@ def scaled_gemm(
 ) -> Tensor:
     """A product of float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
-    Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly, which are added up in float32 (DeepSeek-V3,
-    arXiv:2412.19437, 3.3.2; SmoothQuant, arXiv:2211.10438, for int8). Where the machine has no float8 products,
-    operands are widened, which is exact.
+    Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly. These sums are added up in float32
+    (DeepSeek-V3, arXiv:2412.19437, 3.3.2; SmoothQuant, arXiv:2211.10438, for int8). Where the machine has no float8
+    products, operands are widened, which is exact.
 
     Args:
         a: `[M, K]`, float8_e4m3fn, float8_e5m2, or int8.
         b: `[K, N]`, float8 of either kind beside float8, int8, or fewer `bits`; best stored as `[N, K]`, so a
             transposed weight is a view.
         scale_a: of a floating dtype, taken as float32; for the whole matrix `[1, 1]`, for rows `[M, 1]`, for rows and
-            runs of 128 columns `[M, K / 128]`, or for blocks of 128 x 128 `[M / 128, K / 128]`; divisions are rounded
-            up.
+            runs of 128 columns `[M, K / 128]`. Blocks of 128 x 128 have `[M / 128, K / 128]`; divisions are rounded up.
         scale_b: likewise `[1, 1]`, `[1, N]`, `[K / 128, N]` or `[K / 128, N / 128]`.
         bias: `[N]`, added to the product; give it in `aux` where there is an epilogue.
         out_dtype: of the result.
@@ -157,7 +156,7 @@ def scaled_gemm(
         bits: of a number of b: 8, or 4 (W4A8), 2 (BitNet, arXiv:2402.17764) or 1 beside int8 a. Then b is
             `[K * bits / 8, N]`, int8 (signed fields) or uint8 (unsigned ones), the first of K in the lowest bits.
         offset: what is subtracted from each field of fewer than 8 bits: at most half of their range, such as 8 for 4
-            unsigned bits, or 1 for ternary weights stored as 0, 1 and 2.
+        unsigned bits. Ternary weights stored as 0, 1 and 2 have 1.
 
     Returns:
         `[M, N]`, without a gradient.

@@ -66,7 +66,7 @@ def silu_mul_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Round `silu(gate) * up` to float8 or int8 with a scale for each run of columns (SwiGLU, arXiv:2002.05202).
 
-    Values and scales are `quantize_fp8(y, group, dtype)` (`quantize_int8` for int8) of y, the product computed in
+    Values and scales are `quantize_fp8(y, group, dtype)` (`quantize_int8` for int8) of the product y. It is computed in
     float32 (float64 for float64 gate) and rounded once to the dtype of gate. One kernel reads both halves and stores
     only the rounded values. The backend makes this call of `F.silu(gate) * up` and the rounding behind it.
 

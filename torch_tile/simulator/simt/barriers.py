@@ -129,8 +129,8 @@ class Barriers(Memory):
     def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
         """Let the threads `ids` wait until the phase of this parity has completed.
 
-        A thread that knows of `n` phases learns of the next one, or of nothing if the last one had this parity. This
-        holds in any order of events, however far the barrier has come.
+        A thread that knows of `n` phases learns of the next one. If the last one had this parity it learns of nothing.
+        This holds in any order of events, however far the barrier has come.
         """
         order = self.calls.order
         self.calls.tasks.until(

@@ -337,15 +337,37 @@ def _atomic(p: Place) -> Run:
         ok = memory.inside(index, 1, p.span)
         if ok is not None:
             index, value, ids = index[ok], value[ok], ids[ok]
-        before = np.zeros(len(ids), va.carrier(memory.dtype))
-        for round_ in _rounds(index):
-            old = va.decode(memory.peek(index[round_]), memory.dtype)
-            before[round_] = old
-            memory.poke(index[round_], va.encode(p.meaning(old, value[round_]), memory.dtype))
-        memory.touch(index, ids, p.span)
-        return p.threads.spread(before, ids)
+        return p.threads.spread(_update(p, memory, index, value, ids), ids)
 
     return run
+
+
+def _atomic_add_vector(p: Place) -> Run:
+    """Compile atomic_add_vector: each running thread adds several neighbours, each of them atomically."""
+    memory, source, count = p.behind(0), p.behind(1), p.counts[0]
+
+    def run() -> None:
+        ids = p.threads.active()
+        values = va.decode(source.rows(p.addresses(1, ids), count, ids, p.span), source.dtype)
+        index = p.addresses(0, ids)
+        ok = memory.inside(index, count, p.span)
+        if ok is not None:
+            index, values, ids = index[ok], values[ok], ids[ok]
+        for n in range(count):
+            _update(p, memory, index + n, values[:, n], ids)
+
+    return run
+
+
+def _update(p: Place, memory: Memory, index: Array, value: Array, ids: Array) -> Array:
+    """Update one element for each of the threads `ids`, and return the values before."""
+    before = np.zeros(len(ids), va.carrier(memory.dtype))
+    for round_ in _rounds(index):
+        old = va.decode(memory.peek(index[round_]), memory.dtype)
+        before[round_] = old
+        memory.poke(index[round_], va.encode(p.meaning(old, value[round_]), memory.dtype))
+    memory.touch(index, ids, p.span)
+    return before
 
 
 def _atomic_load(p: Place) -> Run:
@@ -404,7 +426,8 @@ CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
-    "atomic": _atomic, "atomic_load": _atomic_load, "arrive_last": _arrive_last, "dp4a": _dp4a,
+    "atomic": _atomic, "atomic_add_vector": _atomic_add_vector, "atomic_load": _atomic_load,
+    "arrive_last": _arrive_last, "dp4a": _dp4a,
     **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", "memory_fence", *CLUSTER), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange

@@ -453,7 +453,7 @@ class Local(Memory):
     """Registers of each thread, `values[register, thread]`, kept as numbers and not as raw bits.
 
     `written` tells which registers each thread has written. Of arrays with padding a read is reported only where some
-    thread holds an element in that register and none has written it: threads read what pads their share, and store
+    thread holds an element in that register. None may have written it: threads read what pads their share, and store
     none of it.
     """
 

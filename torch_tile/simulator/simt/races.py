@@ -251,7 +251,7 @@ class VectorClock(Clock):
 
     Its columns are the threads' accesses, the threads' fenced writes, and the agents. Time advances with every release,
     for a warp at once, and from block to block. If the blocks of a cluster run at the same time, `lanes` are the
-    threads of all blocks, `of_block` those of one block.
+    threads of all blocks. `of_block` are those of one block.
     """
 
     epoch: np.ndarray[Any, np.dtype[Any]]

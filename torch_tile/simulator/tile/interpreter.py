@@ -37,8 +37,8 @@ from torch_tile.simulator.values import Value, both, some, wrap
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Run a Program (or a T.prim_func) and return the tensors that it allocates and returns.
 
-    Arguments are CPU tensors and numbers, in the order of the parameters or by name, or all of them in one sequence or
-    dict. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
+    Arguments are CPU tensors and numbers, in the order of the parameters or by name. One sequence or dict may hold all
+    of them. Tensors that the kernel writes are changed in place. A written tensor must not overlap another argument.
     Raises LaunchError for unfit arguments. Raises TileError for faults of the kernel: `out_of_bounds`, `device_assert`,
     `unwritten`, and those that a tile op's check finds.
     """
@@ -381,7 +381,7 @@ class Tiles(Expressions):
         if not all(ranges):
             return
         how = self.plans.get(loop) or plan(loop)
-        if how is not Plan.ORDERED and self._side_by_side(loop, ranges, how):
+        if how is not Plan.ORDERED and self._run_at_once(loop, ranges, how):
             self.plans[loop] = how
             return
         self.plans[loop] = Plan.ORDERED
@@ -390,7 +390,7 @@ class Tiles(Expressions):
             if not self._iteration(loop.body, self.mask):
                 return
 
-    def _side_by_side(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
+    def _run_at_once(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
         """Run all iterations at once; return False, with nothing changed, if iterations depend on each other."""
         state = self.lanes, self.mask, self.loop_mask
         extents = [len(r) for r in ranges]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.async_copy: start moving a tile from global to shared memory. It has arrived after the wait for its group.
 
-A thread moves runs of 16, 8 or 4 bytes by cp.async, the widest to which both sides are provably aligned. Any other copy
-is an ordinary one, and the schedule report says why. guard_bounds makes the elements of a run outside the tensor 0.
+A thread moves runs of 16, 8 or 4 bytes by cp.async. It takes the widest to which both sides are provably aligned. Any
+other copy is an ordinary one, and the schedule report says why. guard_bounds makes the elements of a run outside the
+tensor 0.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
 
 # A T.Parallel loop that fills a tile from global memory, started now and waited for later: rows gathered by a table.
 # Pipelined loops make it, or an author by `T.Parallel(..., asynchronous=True)`. If neighbours along the last variable
-# are neighbours in memory, a thread moves runs of 16, 8 or 4 bytes by cp.async. Elements that a condition excludes
-# become 0. Any other loop is an ordinary one, and the schedule report says why.
+# are neighbours in memory, a thread moves runs by cp.async. Runs have 16, 8 or 4 bytes. Elements that a condition
+# excludes become 0. Any other loop is an ordinary one, and the schedule report says why.
 
 
 @dataclass(frozen=True)

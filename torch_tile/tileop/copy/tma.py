@@ -69,8 +69,8 @@ class TmaCopy(Copy):
     With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
     parts of the tile each starts its own, number `share`, which comes to all of them.
 
-    A store with `combine` adds the tile to the tensor, or keeps the larger or smaller elements, one by one in any order
-    among blocks.
+    A store with `combine` adds the tile to the tensor, or keeps the larger or smaller elements. Blocks combine elements
+    one by one, in any order.
     """
 
     barrier: Load | None = None
@@ -343,7 +343,7 @@ def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadCo
 
 
 # Boxes that a bulk copy moves: those of the whole tile, or an equal part of them for one of several blocks. Boxes are
-# as wide as the panels of the tile, so that the swizzle is the hardware's, and as high as 256 rows allow. copy_tma
+# as wide as the panels of the tile, so that the swizzle is the hardware's. They are as high as 256 rows allow. copy_tma
 # refuses tiles of neither panels nor dense rows before.
 
 

@@ -108,7 +108,8 @@ def _whole(region: Region) -> bool:
 def _grid(shape: tuple[int, ...], threads: int) -> Layout:
     """Lay C over a grid of threads in the last two dimensions, neighbours along columns; surplus threads hold replicas.
 
-    As many threads as divide the sizes take part, on the grid that reads the fewest elements per step along k.
+    As many threads as divide the sizes take part. Their grid is the one that reads the fewest elements per step along
+    k.
     """
     m, n = shape[-2:]
     choices = [
@@ -129,7 +130,7 @@ def _grid(shape: tuple[int, ...], threads: int) -> Layout:
 
 
 def _follow(accumulator: Layout, dim: int, k: int, transposed: bool) -> Layout:
-    """Lay out an operand with its rows (`dim` 0) or columns (1) in C's threads, and all of k in registers."""
+    """Lay out an operand with its rows (`dim` 0) or columns (1) in C's threads. All of k lies in registers."""
     stride = k * math.prod(d.size for d in accumulator.dims[dim] if d.axis == "r")
     digits = []
     for d in accumulator.dims[dim]:

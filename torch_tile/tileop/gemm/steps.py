@@ -255,7 +255,7 @@ def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> Load
 
 
 def _by_bytes(s: Source, registers: Buffer, index: Index, ctx: ThreadContext) -> LoadBatch:
-    """Load float8 by ldmatrix, whose lanes get four bytes of each matrix of 8 rows of 16 bytes, and widen them.
+    """Load float8 by ldmatrix and widen them. Its lanes get four bytes of each matrix of 8 rows of 16 bytes.
 
     Along k, a matrix is a tile of B, and a lane's bytes are neighbours along k. Across k, a matrix is half the step of
     two tiles: a lane has two bytes of both of two rows, and the even columns are one tile's.

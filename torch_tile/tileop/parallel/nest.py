@@ -7,23 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from torch_tile.ir.arith_util import Expand
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Unary, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, contains, equal, find, symbols, walk
 from torch_tile.ir.stmt import Alloc, Assert, Do, For, Let, LoopKind, Print, Store
+from torch_tile.tileop.base import is_one
 from torch_tile.tileop.parallel.access import Places
 from torch_tile.tileop.parallel.index_map import Index, index_of
 
 
 @dataclass(frozen=True)
 class Use:
-    """One access of a buffer, its indices with all names replaced by their values."""
+    """One access of a buffer, its indices with all names replaced by their values. `locates`: it reads an index."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     map: tuple[Index | None, ...]
     stored: bool
+    locates: bool = False
 
 
 @dataclass
@@ -31,9 +33,9 @@ class Nest:
     """A nest over constant extents. `inner` are loops of constant extent that one thread runs, with variables too:
     those in its body, and unrolled ones around it.
 
-    `carried` numbers the variables along which iterations run in order in one thread, and `meeting` are the buffers
-    in which they meet. Both are empty if the author promises that iterations never meet. `uniform` says that the nest
-    sets a variable of every thread, so that every thread runs all of it.
+    `carried` numbers the variables along which iterations run in order in one thread. `meeting` are the buffers in
+    which they meet. Both are empty if the author promises that iterations never meet. `uniform` says that the nest sets
+    a variable of every thread, so that every thread runs all of it.
     """
 
     loop: For
@@ -80,8 +82,11 @@ def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -
     inline = Expand(values)
     extents = tuple(int(e.value) for e in loop.stops if isinstance(e, Const))
     nest = Nest(loop, extents, tuple(inner))
-    for access in find(loop.body, Load, Store, Address):
-        _enter(nest, access, inline, numbers, allocated)
+    accesses: list[Load | Store | Address] = list(find(loop.body, Load, Store, Address))
+    accesses += [Address(r.buffer, r.starts) for r in find(loop.body, Region) if all(map(is_one, r.extents))]
+    locating = IdSet(load for access in accesses for index in access.indices for load in find(index, Load))
+    for access in accesses:
+        _enter(nest, access, inline, numbers, allocated, access in locating)
     nest.effects = contains(loop.body, Assert, Do, Print) or any(
         call.name == "atomic" for call in find(loop.body, Call)
     )
@@ -91,7 +96,9 @@ def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -
     return nest
 
 
-def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[Var, int], own: set[Buffer]) -> None:
+def _enter(
+    nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[Var, int], own: set[Buffer], locates: bool
+) -> None:  # fmt: skip
     """Add one access to the nest's uses of fragments or memory."""
     scope = node.buffer.scope
     stored = isinstance(node, Store)
@@ -99,7 +106,7 @@ def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: di
         nest.uniform |= stored and node.buffer not in own
         return
     indices: tuple[Expr, ...] = tuple(inline(i) for i in node.indices)
-    use = Use(node.buffer, indices, tuple(index_of(i, numbers) for i in indices), stored)
+    use = Use(node.buffer, indices, tuple(index_of(i, numbers) for i in indices), stored, locates)
     if scope == "fragment":
         nest.fragments.append(use)
     else:
@@ -112,7 +119,7 @@ def mentions(nodes: Sequence[Node], wanted: Set[Node]) -> bool:
 
 
 # Variables of a T.Parallel nest that carry a value from iteration to iteration. A nest carries a value in two cases. It
-# accumulates into a place that does not move with a loop variable, or it reads an element that another iteration writes
+# accumulates into a place that does not move with a loop variable. Or it reads an element that another iteration writes
 # (insert_barriers.py says which meet). Along such a variable the iterations run in order, in one thread.
 
 

@@ -205,8 +205,10 @@ def default_layout(nest: Nest, ctx: ThreadContext) -> Layout:
 def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
     """Compute how many neighbours one access may take, for each variable along which memory is contiguous."""
     found: dict[int, int] = {}
+    # Indices are few, and read again for each element: they decide only where nobody knows what they lead to.
+    known = any(use.map and use.map[-1] is not None for use in nest.memory if not use.locates)
     for scope in ("global", "shared"):
-        uses = [use for use in nest.memory if use.buffer.scope == scope]
+        uses = [use for use in nest.memory if use.buffer.scope == scope and not (known and use.locates)]
         sized: dict[int, list[Use]] = {}
         for use in uses:
             if (k := contiguous(use, nest)) is not None:

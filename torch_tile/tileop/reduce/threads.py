@@ -231,7 +231,9 @@ class ThreadReduce:
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Reduce in shared memory, with an entry for each warp that shares a row, or thread if their number is odd."""
+        """Reduce in shared memory, with an entry for each warp that shares a row. With an odd number of threads, each
+        thread has one.
+        """
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
         if count == 1:

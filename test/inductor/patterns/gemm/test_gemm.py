@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import torch_tile
 from torch_tile.inductor.report.rows import collect
 
 
@@ -120,6 +121,14 @@ def test_operands_that_do_not_fit_stay_outside(agrees, generator):
     assert only(report) == "tile.gemm(ret acc0)"
 
 
+def test_operands_of_two_dtypes_raise_torchs_own_error(caplog):
+    """And no traceback of ours is logged before."""
+    a, b = torch.randn(4, 5), torch.randint(0, 9, (5, 6))
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.compile(torch.mm, backend="tile")(a, b)
+    assert not [r for r in caplog.records if r.name.startswith("torch_tile") and (r.exc_info or r.levelname == "ERROR")]
+
+
 def test_other_dtypes_are_reported(agrees, generator):
     a, b = (torch.randint(0, 9, s, generator=generator) for s in ((4, 5), (5, 6)))
     _, report = agrees(lambda a, b: a @ b, a, b)
@@ -171,3 +180,10 @@ def test_sums_of_many_products(agrees, generator):
 
     _, report = agrees(experts, x, ws, gates)
     assert len(report.replaced("gemm")) >= 7, report
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_the_error_for_integer_operands_is_torchs(dtype, caplog):
+    with pytest.raises(RuntimeError, match=r"dtype|floating"):
+        torch_tile.explain(nn.Linear(8, 8), torch.ones(2, 8, dtype=dtype))
+    assert "its subgraphs are left to Inductor" not in caplog.text

@@ -113,7 +113,9 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
 
 
 def _lists(block_mask: Sequence[Any], queries: Any, keys: Any) -> tuple[Any, ...] | None:
-    """Return the lists of a block mask and the sizes of its blocks, None if there are none that kernels can walk."""
+    """Return the lists of a block mask and the sizes of its blocks. None if the mask has no lists that kernels can
+    walk.
+    """
     rows, columns = block_mask[-3:-1]
     if not isinstance(rows, int) or not isinstance(columns, int) or rows % LEAST or columns % LEAST:
         return None
@@ -144,7 +146,7 @@ def _with_examples(node: Node) -> list[Node]:
     lists = {name: x for name, x in zip(LISTS, block_mask[2:10], strict=True) if isinstance(x, Node)}
 
     @functools.cache
-    def made() -> BlockMask | None:
+    def make_block_mask() -> BlockMask | None:
         """Make the block mask once; None if one block holds everything."""
         queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
         if _is_one_block(block_mask, queries, keys):
@@ -165,7 +167,7 @@ def _with_examples(node: Node) -> list[Node]:
     def example(name: str, x: Node) -> torch.Tensor:
         """Make the example value of one tensor of the BlockMask's lists."""
         like: torch.Tensor = compat.empty_for(val(x))
-        blocks = made()
+        blocks = make_block_mask()
         if blocks is None:  # the one is seen in part
             return like.fill_(name in ("kv_num_blocks", "q_num_blocks"))
         return like.copy_(getattr(blocks, name))

@@ -321,7 +321,9 @@ def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
 
 @family("attention", "joint", 10)
 def share_heads(context: Context) -> None:
-    """Drop the copies of key and value heads for each query head, and the sums of their gradients over the copies."""
+    """Drop the copies of key and value heads for each query head. Also drop the sums of their gradients over the
+    copies.
+    """
     for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
             rewrite, args = Rewrite(node), bind(node)
@@ -347,8 +349,8 @@ def share_heads(context: Context) -> None:
 def _sum_of_copies(gradient: Node, heads: int) -> tuple[Node, list[Group], list[Group]] | None:
     """Find the sum over the copies of each of `heads`, if it is the only use of `gradient`.
 
-    `gradient` is `[B, heads * copies, S, D]`. Returns the sum and the dimensions of `[B, heads, S, D]`, first in the
-    order of the gradient, then in the order of the sum. None if there is no such sum.
+    `gradient` is `[B, heads * copies, S, D]`. Returns the sum and the dimensions of `[B, heads, S, D]`, in the
+    gradient's order and in the sum's. None if there is no such sum.
     """
     total = gradient
     while len(total.users) == 1 and not is_call(total, aten.sum.dim_IntList):

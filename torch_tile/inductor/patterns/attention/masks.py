@@ -205,7 +205,8 @@ def combine(
 
 
 def _masked_score(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places, dims: Sequence[Group]) -> Any:
-    """Apply a mask with both queries and keys to the expression of the score, or only its part `rest` if that is given.
+    """Apply a mask with both queries and keys to the expression of the score. With `rest`, apply only that part of the
+    mask.
 
     Returns None if the mask reads a tensor with both queries and keys. Such a mask stays a tensor.
     """

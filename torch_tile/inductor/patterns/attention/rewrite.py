@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace attention by `tile.attention`: written-out softmax(scale * Q K^T + mask) V, ATen's ops, and captured calls.
 
-In every form, the heads of k and v are un-expanded, and a causal or sliding-window mask is read as a rule.
+In every form, the heads of k and v are un-expanded. A causal or sliding-window mask is read as a rule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the scores above a softmax: the matrix products that make them, and their scales and masks.
 
-Dimensions are axes (see axes.py), and each result carries its own. So the shapes that matmul and einsum put around
-their `bmm` do not matter, and neither does the place of a mask between them.
+Dimensions are axes (see axes.py), and each result carries its own. The shapes that matmul and einsum put around their
+`bmm` do not matter. Neither does the place of a mask between them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace matrix products with a weight widened from few bits by `tile.dequant_gemm`, with their epilogue.
 
-The weight is read back through views, casts, shifts by zero points and multiplications by scales, to bytes or float8
-numbers. Any order that amounts to `(field - offset - zero) * scale` matches. Two 4-bit columns in a byte are recognised
-where fields are extracted and placed side by side. So all spellings of one scheme by quantisation libraries become one
-form.
+The weight is read back to bytes or float8 numbers. On the way are views, casts, shifts by zero points and
+multiplications by scales. Any order that amounts to `(field - offset - zero) * scale` matches. Two 4-bit columns in a
+byte are recognised where fields are extracted and placed side by side. So all spellings of one scheme by quantisation
+libraries become one form.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read(node: Any, dims: list[Group]) -> Stored | None:
     elif is_call(node, aten.sub.Tensor, aten.sub.Scalar, aten.add.Tensor, aten.add.Scalar):
         found = _shifted(node, dims)
     elif is_call(node, aten.cat.default, aten.stack.default):
-        found = _side_by_side(node, dims)
+        found = _concatenated_fields(node, dims)
     elif is_call(node, aten.slice_scatter.default):
         found = _interleaved(node, dims)
     return found or whole
@@ -144,7 +144,7 @@ def _floats(node: Node) -> bool:
     return dtype(node).is_floating_point
 
 
-def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
+def _concatenated_fields(node: Node, dims: list[Group]) -> Stored | None:
     """Read fields of the same bytes, placed next to each other as columns."""
     parts: Any = node.args[0]
     along: Any = arg(node, "dim")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the epilogue of a matrix product: the largest pointwise region behind it that one gemm kernel can compute.
 
-A region grows from a product through its users. These are views that keep the last dimension, and pointwise ops on
-values of the region, numbers, and operands that the kernel can address. The kinds of operands are `t` (a full matrix),
-`r` (a row), `c` (a column) and `s` (a scalar). A second product of the same left operand may join the region (the two
-halves of SwiGLU). Only one value of the region may be used outside. The largest such region is written as the epilogue
-text of `tile.gemm`.
+A region grows from a product through its users. These are views that keep the last dimension, and pointwise ops. Their
+operands are values of the region, numbers, or what the kernel can address. The kinds of operands are `t` (a full
+matrix), `r` (a row), `c` (a column) and `s` (a scalar). A second product of the same left operand may join the region
+(the two halves of SwiGLU). Only one value of the region may be used outside. The largest such region is written as the
+epilogue text of `tile.gemm`.
 """
 
 from __future__ import annotations
@@ -260,7 +260,9 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
 
 
 def _single_source(region: Region, node: Node) -> Node | None:
-    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`, else None."""
+    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`. None if it can
+    read all.
+    """
     if is_call(node, *VIEWS):
         return node.args[0]  # type: ignore[return-value]
     if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):
@@ -385,7 +387,8 @@ def tell_wordless(context: Context, family: str, out: Node) -> None:
 def operands_of(node: Node) -> list[Any] | None:
     """Return the operands of a pointwise op, numbers included.
 
-    None if the epilogue language lacks the op, or if an operand is a number that the graph does not know (a size).
+    None if the epilogue language lacks the op. None, too, if an operand is a number that the graph does not know (a
+    size).
     """
     call = call_of(node)
     if call is None or not all(map(is_tensor, node.all_input_nodes)):

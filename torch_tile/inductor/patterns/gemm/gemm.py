@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replace matrix products, each with its longest pointwise epilogue, by `tile.gemm`.
 
-Runs before Inductor's own rewrites of addmm and after the norms and attention have been found, so that an epilogue
-never takes a part of these.
+Runs before Inductor's own rewrites of addmm. Norms and attention have been found by then, so that an epilogue never
+takes a part of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import Miss, Rewrite, dtype, erase_dead, is_call, ordered, shape
+from torch_tile.inductor.graph.nodes import Miss, Rewrite, dtype, erase_dead, is_call, is_tensor, ordered, shape
 from torch_tile.inductor.patterns.gemm import column_slices, epilogue
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
@@ -43,10 +43,13 @@ def match(context: Context) -> None:
 
 
 def wrong_dtype(product: Node) -> Miss | None:
-    """Return a Miss if no kernel has the product's dtype, else None."""
-    if dtype(product) in FLOATING:
+    """Return a Miss if no kernel has the dtype of the product or of an operand, else None."""
+    factors = [x for x in product.args if isinstance(x, Node) and is_tensor(x)]
+    tensors = (product, *(factors if is_call(product, *epilogue.PRODUCTS) else factors[:2]))
+    wrong = next((dtype(x) for x in tensors if dtype(x) not in FLOATING), None)
+    if wrong is None:
         return None
-    return Miss(f"no kernel for {dtype(product)}", "cast both operands to bfloat16, float16, float32 or float64")
+    return Miss(f"no kernel for {wrong}", "cast both operands to bfloat16, float16, float32 or float64")
 
 
 def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:

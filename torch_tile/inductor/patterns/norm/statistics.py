@@ -159,7 +159,7 @@ def follow(root: Node, backward: Collection[Node]) -> list[Node]:
 
 
 def tell_length(root: Node) -> None:
-    """Raise `Miss` if a tensor is divided by its own length with eps anywhere but under the root of a mean."""
+    """Raise `Miss` if a tensor is divided by its own length and eps is outside the root of a mean."""
     under: Any = root.args[0]
     bounded = is_call(under, *_CLAMP)
     pair = binary_with_scalar(under, aten.add.Tensor)

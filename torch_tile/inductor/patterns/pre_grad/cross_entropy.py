@@ -2,7 +2,7 @@
 """Pre-grad: replace `F.cross_entropy` of class indices by `tile.cross_entropy` and its reduction.
 
 transformers widens half-precision logits to float32 before the loss. The kernel widens them itself. So it reads the
-narrow logits, through views as well, and no wide copy of them or of their gradient is made.
+narrow logits, through views as well. No wide copy of them or of their gradient is made.
 """
 
 from __future__ import annotations

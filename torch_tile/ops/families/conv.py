@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tile.conv`, a convolution over 1 to 3 dimensions with dense channels, and a fused epilogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from torch_tile.kernels.conv.args import ConvArgs, result_dtype
+from torch_tile.ops import checks
+from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.recomputed import by_autograd
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given
+
+OP = "conv"
+
+
+def _check(args: ConvArgs[Tensor]) -> None:
+    """Check the arguments of `tile.conv`."""
+    x, weight, bias, residual, stride, padding, dilation, activation = args
+    checks.check_floating(OP, x=x, weight=weight, bias=bias, residual=residual)
+    checks.check_same_dtype(OP, x=x, weight=weight, bias=bias)
+    dims = x.dim() - 2
+    require(1 <= dims <= 3, lambda: f"tile.{OP}: x has {x.dim()} dimensions; expected 3 to 5: [N, *sizes, C]")
+    checks.check_dims(OP, "weight", weight, x.dim(), "[F, *taps, C]")
+    checks.check_size(OP, "weight", weight, -1, x.shape[-1], "x's last dimension")
+    checks.check_vector(OP, "bias", bias, weight.shape[0], "weight's first dimension")
+    checks.check_activation(OP, activation)
+    _check_numbers("stride", stride, (0, dims), 1)
+    _check_numbers("padding", padding, (0, dims, 2 * dims), 0)
+    _check_numbers("dilation", dilation, (0, dims), 1)
+    require(
+        all(n >= 1 for n in weight.shape[1:-1]), lambda: f"tile.{OP}: weight has shape {tuple(weight.shape)}, no taps"
+    )
+    sizes = _sizes(args)
+    for dim, size in enumerate(sizes):
+        require(size >= 0, lambda: f"tile.{OP}: x's dimension {dim + 1} is shorter than the window")  # noqa: B023
+    if residual is not None:
+        checks.check_dims(OP, "residual", residual, x.dim(), "[N, *sizes, F], as the result")
+        for dim, size in enumerate((x.shape[0], *sizes, weight.shape[0])):
+            checks.check_size(OP, "residual", residual, dim, size, "as the result")
+
+
+def _check_numbers(name: str, given: Sequence[int], lengths: tuple[int, ...], least: int) -> None:
+    """Check that there is one of these counts of numbers, none below `least`."""
+    require_value(
+        len(given) in lengths and all(n >= least for n in given),
+        lambda: (
+            f"tile.{OP}: {name} is {list(given)}; expected {' or '.join(map(str, lengths))} numbers of at least {least}"
+        ),
+    )
+
+
+def _sizes(args: ConvArgs[Tensor]) -> list[int]:
+    """Return the sizes of the result between its images and filters."""
+    return args.window(args.x.dim() - 2).sizes(args.x.shape[1:-1], args.weight.shape[1:-1])
+
+
+def _fake(args: ConvArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.conv` and make its empty results."""
+    _check(args)
+    x, weight, residual = args.x, args.weight, args.residual
+    dtype = result_dtype(x.dtype, None if residual is None else residual.dtype)
+    return x.new_empty((x.shape[0], *_sizes(args), weight.shape[0]), dtype=dtype)
+
+
+def _sharding(args: ConvArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.conv` for sharding: sizes between images and channels stay whole."""
+    dims = range(len(args.x.shape) - 2)
+    result = ("image", *(f"out{n}" for n in dims), "filter")
+    return Rule(
+        outputs=[result],
+        inputs=[
+            ("image", *(f"size{n}" for n in dims), "channel"),
+            ("filter", *(f"tap{n}" for n in dims), "channel"),
+            if_given(args.bias, ("filter",)),
+            if_given(args.residual, result),
+        ],
+        free=("image", "filter"),
+        summed=("channel",) if args.bias is None and args.residual is None and args.activation == "none" else (),
+    )
+
+
+def _flops(args: ConvArgs[Shape]) -> int:
+    """Count the operations of `tile.conv`, those on padding among them."""
+    x, weight = args.x, args.weight
+    sizes = args.window(len(x) - 2).sizes(x[1:-1], weight[1:-1])
+    return 2 * math.prod((x[0], *sizes, *weight))
+
+
+conv: Final = declare(
+    OP,
+    ConvArgs[Tensor],
+    Tensor,
+    """`activation(convolution(x, weight) + bias) + residual`, over 1 to 3 dimensions, with the channels last.
+
+`x.movedim(1, -1)` and `weight.movedim(1, -1)` of tensors in torch's channels_last formats are views that fit. The
+kernel multiplies boxes of pixels by filters, tap by tap, and copies nothing but x's of other strides or whose channels
+are no multiple of 16 bytes. Gradients are torch's own convolutions.
+
+Args:
+    x: `[N, *sizes, C]`, with one to three sizes.
+    weight: `[F, *taps, C]`, of x's dtype.
+    bias: `[F]`, of x's dtype.
+    residual: `[N, *result sizes, F]`, of any floating dtype.
+    stride: a number for each size; none for 1.
+    padding: zeros around x: a number for each size, or two, before and behind. None for 0.
+    dilation: a number for each size; none for 1.
+    activation: as for `linear`.
+
+Returns:
+    `[N, *result sizes, F]` in x's dtype promoted with the residual's.
+""",
+    module="conv.conv",
+    fake=_fake,
+    **by_autograd("conv.conv", "differentiable"),
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("x", "weight", "bias"),
+)
