@@ -223,7 +223,9 @@ class AutoTuner:
         self, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
     ) -> AutoTuner:
         """Set the options of `jit` for the kernel."""
-        self.function = JITFunction(self.function.function, out_idx, target, pass_options("AutoTuner", **options))
+        switches = pass_options("AutoTuner", **options)
+        switches = replace(switches, measured=self.function.options.measured)
+        self.function = JITFunction(self.function.function, out_idx, target, switches)
         return self
 
     def set_profile_args(self, **settings: Unpack[SearchSettings]) -> AutoTuner:

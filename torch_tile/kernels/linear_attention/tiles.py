@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.library_jit import library_jit
 
 HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
@@ -369,7 +369,7 @@ def load_rows(s: Any, x: Any, tile: Any, place: tuple[Any, ...]) -> None:
         tile[i, j] = T.if_then_else(j < s.k, T.cast(value, s.spec.compute), 0.0)
 
 
-@jit
+@library_jit
 def sum_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, padded]`.
 
