@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear attention, delta rules and RWKV-7 under fla's names and arguments, over `torch.ops.tile`.
 
-All functions take q (or r), k, a and b `[B, L, G, K]`, v `[B, L, H, V]` and beta `[B, L, H]`. Logarithms of decays g are
-`[B, L, H]` or `[B, L, H, K]`. The functions return `[B, L, H, V]` with the last state `[B, H, K, V]`, or None unless
-`output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `scale` is the factor of
-q; None for `K ** -0.5`. `run` is what calls operators. Names with `recurrent` compute token after token; they give
-packed sequences to the form in chunks.
+All functions take q (or r), k, a and b `[B, L, G, K]`, v `[B, L, H, V]` and beta `[B, L, H]`. Logarithms of decays g
+are `[B, L, H]` or `[B, L, H, K]`. The functions return `[B, L, H, V]` with the last state `[B, H, K, V]`, or None
+unless `output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `scale` is the
+factor of q; None for `K ** -0.5`. `run` is what calls operators. Names with `recurrent` compute token after token;
+they give packed sequences to the form in chunks.
 """
 
 from __future__ import annotations
