@@ -273,13 +273,6 @@ def span_of(spec: Spec, config: Config) -> int:
     return max(1, *(kind.columns_of(spec.storage.group) // config.block_k for kind in kinds))
 
 
-def span_bytes(spec: Spec, config: Config) -> list[int]:
-    """Return the bytes of a row's scales, and of its zeros, in a span; nothing if they are fetched."""
-    span, storage = span_of(spec, config) * config.block_k, spec.storage
-    kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
-    return [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
-
-
 def spans_of(config: Config, spec: Spec, k: Any) -> Any:
     """Return the number of spans of K, or of steps if scales and zeros are fetched."""
     return T.ceildiv(k, config.block_k * max(1, span_of(spec, config)))
