@@ -187,7 +187,7 @@ class Session:
 
     def outcome(self, best: int) -> AutotuneResult:
         """Build the result of the search, with candidate number `best` as the best."""
-        return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
+        return AutotuneResult(self.name, best, tuple(c.trial for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:
         """Return the error that lists why each candidate failed."""

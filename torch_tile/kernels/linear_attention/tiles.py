@@ -188,7 +188,10 @@ class Sizes:
         return [self.keys("reads")] if self.spec.reads else []
 
     def later_keys(self) -> list[Any]:
-        """Return the types of `Chunks.later_keys`."""
+        """Return the types of keys that decay until their chunk's end, and of decays of channels.
+
+        The list is empty where no channel decays by itself.
+        """
         return [self.keys_of_heads(), self.of_channels()] if self.spec.channels else []
 
     def errors(self) -> Any:
