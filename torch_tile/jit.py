@@ -324,8 +324,6 @@ class JITFunction:
         self.function: FunctionType = function
         self.out_idx, self.options = out_idx, options or PassOptions()
         self.target: object = Target.of(target) if isinstance(target, dict) else target  # kernels are found by it
-        if (function.__module__ or "").startswith("torch_tile.kernels."):  # cells and prompts may have none
-            self.options = replace(self.options, measured=True)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)

@@ -187,7 +187,7 @@ class Session:
 
     def outcome(self, best: int) -> AutotuneResult:
         """Build the result of the search, with candidate number `best` as the best."""
-        return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
+        return AutotuneResult(self.name, best, tuple(c.trial for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:
         """Return the error that lists why each candidate failed."""
@@ -223,7 +223,9 @@ class AutoTuner:
         self, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
     ) -> AutoTuner:
         """Set the options of `jit` for the kernel."""
-        self.function = JITFunction(self.function.function, out_idx, target, pass_options("AutoTuner", **options))
+        switches = pass_options("AutoTuner", **options)
+        switches = replace(switches, measured=self.function.options.measured)
+        self.function = JITFunction(self.function.function, out_idx, target, switches)
         return self
 
     def set_profile_args(self, **settings: Unpack[SearchSettings]) -> AutoTuner:

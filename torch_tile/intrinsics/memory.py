@@ -16,8 +16,6 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do, Stmt
 
-COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
-
 # Fences of atomic updates by memory order: (before, after). A fence before the update publishes this thread's earlier
 # writes with it. A fence after it lets this thread see the writes published by the update that it has seen.
 ORDERS = {
@@ -123,7 +121,10 @@ def vote_all(condition: Expr) -> Expr:
 
 
 def atomic(address: Address, value: Expr, op: str) -> Expr:
-    """Combine `value` into memory in one indivisible step, and return the previous value. `op`: COMBINERS."""
+    """Combine `value` into memory in one indivisible step, and return the previous value.
+
+    `op` is "add", "max", "min", "and", "or", "xor" or "exchange".
+    """
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -60,6 +59,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -464,7 +464,7 @@ def store_scaled(
         (store_staged if config.staged else store_rows)(acc, factors, target, place, span.row)
 
 
-@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel that computes dq of a block of queries.
 
@@ -595,7 +595,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
     return query_gradients
 
 
-@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
     """Build the kernel that computes dk, dv or both of a block of keys. It sums over all heads that share the keys.
 

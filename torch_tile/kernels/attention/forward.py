@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -59,6 +58,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import combine_parts
 
 
@@ -162,7 +162,7 @@ def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first:
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention(config: Config, spec: Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, in powers of two (FlashAttention-2,
     arXiv:2307.08691).

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -46,6 +45,7 @@ from torch_tile.kernels.gemm.packed import (
     weight,
 )
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
@@ -273,19 +273,12 @@ def span_of(spec: Spec, config: Config) -> int:
     return max(1, *(kind.columns_of(spec.storage.group) // config.block_k for kind in kinds))
 
 
-def span_bytes(spec: Spec, config: Config) -> list[int]:
-    """Return the bytes of a row's scales, and of its zeros, in a span; nothing if they are fetched."""
-    span, storage = span_of(spec, config) * config.block_k, spec.storage
-    kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
-    return [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
-
-
 def spans_of(config: Config, spec: Spec, k: Any) -> Any:
     """Return the number of spans of K, or of steps if scales and zeros are fetched."""
     return T.ceildiv(k, config.block_k * max(1, span_of(spec, config)))
 
 
-@jit
+@library_jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights
     come in a row.
@@ -306,7 +299,7 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
     return dequant_gemm
 
 
-@jit
+@library_jit
 def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
     added.
@@ -338,7 +331,7 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     return split_dequant_gemm
 
 
-@jit
+@library_jit
 def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel for few tiles and a long K: the blocks of a cluster each sum up a part of K of one tile."""
     bm, bn, count = config.block_m, config.block_n, config.splits

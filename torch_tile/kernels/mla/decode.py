@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
@@ -30,6 +29,7 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
@@ -110,7 +110,7 @@ EVENLY_SPLIT = 2
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla(config: Config, spec: Spec) -> Any:
     """Build the decoding kernel: online softmax over blocks of positions, as in `attention`.
 

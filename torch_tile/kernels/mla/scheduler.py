@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -26,6 +25,7 @@ from torch_tile.kernels.common import (
     strided,
     typical,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.spec import units_for
 from torch_tile.kernels.split_k import join_parts
 
@@ -84,7 +84,7 @@ def blocks_of(length: Any) -> Any:
     return (T.max(length, 0) - 1) // BLOCK + 1
 
 
-@jit
+@library_jit
 def plan_units() -> Any:
     """Build the kernel that divides sequences among units (persistent blocks).
 
@@ -229,7 +229,7 @@ class WorkItems:
             self.part[slot, first + i, column + c] = acc[i, c] * weight[i]
 
 
-@jit
+@library_jit
 def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> Any:
     """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 

@@ -173,13 +173,13 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
     for dim in dims:
         size = access.buffer.shape[dim]
         base = _base(indices[dim], size)
-        if base is not None and not _is_forgotten(base):
+        if base is not None and not _has_let(base):
             indices[dim] = simplify(binary("%", base + iterations, size))
     return replace(access, indices=tuple(indices)) if dims else access
 
 
-def _is_forgotten(base: Expr) -> bool:
-    """Return whether a version counts from an unknown iteration.
+def _has_let(base: Expr) -> bool:
+    """Return whether a version index holds the variable of a Let, so that its first iteration is unknown.
 
     Such a version is not expressed by the next loop's variable: every loop around would then count it anew.
     """

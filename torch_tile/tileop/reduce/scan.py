@@ -92,6 +92,7 @@ class Scan(RegisteredOp):
             return indices_at(region, [*point[: self.dim], k, *point[self.dim :]])
 
         def step(point: tuple[Any, ...], k: Expr) -> Stmt:
+            """Emit the store of one result: an element combined with the previous result."""
             here = extent - 1 - k if self.reverse else k
             before = here + 1 if self.reverse else here - 1
             value = cast(Load(self.src.buffer, at(self.src, point, here)), target.dtype)
