@@ -234,6 +234,16 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "{what} is done by all threads together, but `{condition}` differs between them, so that only some come by",
         "end the branch or loop before it, or give it to whole groups of 128 threads: `with T.ws(0):`",
     ),
+    "parted_barrier": (
+        "`{what}` waits for all threads of the {whole}, but `{condition}` differs between them: "
+        "those that come by wait forever for the others",
+        "move it out of the branch or loop, and put only the work under the condition; "
+        "to skip work, use such a condition in place of `break`, `continue` and T.thread_return()",
+    ),
+    "parted_warp": (
+        "`{what}` is done by all 32 lanes of a warp together, but `{condition}` differs between them",
+        "move it out of the branch or loop, and put only what uses its result under the condition",
+    ),
     "foreign_element": (
         "an element of the fragment `{buffer}` is written by threads that need not own it: {why}",
         "write it in T.Parallel, whose iterations go to the owners, or keep what is a thread's in T.alloc_local",
