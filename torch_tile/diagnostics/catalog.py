@@ -242,7 +242,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "parted_warp": (
         "`{what}` is done by all 32 lanes of a warp together, but `{condition}` differs between them",
-        "let whole warps of 32 threads come by, or move it out of the branch or loop and keep only the other work there",
+        "let whole warps of 32 threads come by, or move it out of the branch or loop, which keeps the other work",
     ),
     "foreign_element": (
         "an element of the fragment `{buffer}` is written by threads that need not own it: {why}",
