@@ -120,7 +120,8 @@ def need_backend(op: str, backend: object) -> None:
 
 
 def pass_options(
-    op: str, base: PassOptions | None = None, own: tuple[str, ...] = (), /, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
+    op: str, base: PassOptions | None = None, own: tuple[str, ...] = (), /, strict: bool = False,
+    pass_configs: Mapping[str, Any] | None = None,
     compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
 ) -> PassOptions:  # fmt: skip
     """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.

@@ -32,6 +32,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
         "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
     ),
+    "rebound_tile": (
+        "`{name}` names the {kind}, and would name a value from here on: nothing is stored in the {kind}",
+        "write `{name}[i] = value` for an element, T.fill({name}, value) for all of them, T.copy(source, {name}) for a "
+        "tile, or take another name",
+    ),
     "rebound_buffer": (
         "`{name}` names a buffer outside this {region} and another one inside it: the body is traced once, so that "
         "later turns would not see it",
