@@ -218,7 +218,10 @@ class Recorder:
         return True
 
     def _check_tile(self, name: str, previous: Any, value: Any) -> None:
-        """Refuse to bind a tile's name to a value, but for one of the tile's own where all turns and ways come."""
+        """Refuse to bind a tile's name to a value.
+
+        A value of the tile itself is let through, outside of loops and branches.
+        """
         if self.tracer.scope is None or not isinstance(previous, Handle) or self.tracer.has_ended(previous.buffer):
             return
         home = self.bound_in.get(name, self.entry)

@@ -420,8 +420,8 @@ def _over(
 ) -> Expr:
     """Reduce over `count` threads that are `stride` apart. All of them get the same bits.
 
-    `for_all` says that these are all threads of the block. The result then comes from one place of shared memory, so
-    that passes see that it is the same for all threads: it may decide about their barriers.
+    `for_all` says that these are all threads of the block. The result then comes from one place of shared memory.
+    Passes see that all threads get the same one, so that it may decide about their barriers.
     """
     threads = math.prod(at.launch.threads)
     lanes = math.gcd(count, max(1, WARP // stride)) if WARP % stride == 0 and threads % WARP == 0 else 1

@@ -294,7 +294,7 @@ class _Check(Rewriter):
             self.found.append(diagnose("bad_argument", node.span, op="T.make_tensor", name="ptr", why=why, fix=fix))
 
     def visit_Do(self, node: Do) -> Stmt:
-        """Check that all threads reach a barrier for all of them, and that one with a number gets what it says."""
+        """Check that all threads reach a barrier for all of them, and enough threads one with a number."""
         found = intrinsic_of(node)
         if found is not None and self.runs:
             of_cluster = found.scope is Scope.CLUSTER
