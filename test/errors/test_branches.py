@@ -228,7 +228,6 @@ def tensor_in_a_nest():
         with T.Kernel(1) as _:
             for i in T.Parallel(64):
                 B = A[i]  # here
-            T.copy(A, B)
 
 
 def tile_set_to_a_number():

@@ -211,7 +211,6 @@ INSTEAD = {
     "__shfl_xor_sync": "T.shfl_xor(value, mask) exchanges values between lanes",
     "__shfl_down_sync": "T.shfl_down(value, delta) exchanges values between lanes",
     "__shared__": "T.alloc_shared(shape, dtype) is a tile in shared memory",
-    "__ldg": "read elements as A[i, j]: the compiler loads what no thread writes through the read-only cache",
     "atomic_cas": "no compare-and-swap is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
     "atomic_xchg": "no exchange is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
     "multiple_of": "T.assume(n % 16 == 0) states what a size is divided by",

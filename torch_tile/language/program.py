@@ -252,6 +252,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
+    for buffer, problem in at.rebound:
+        if not any(buffer in symbols(kernel) for kernel in at.kernels):
+            raise problem
     kernels = tuple(map(_without_empty_tiles, at.kernels))
     views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
     switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)

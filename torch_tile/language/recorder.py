@@ -228,7 +228,10 @@ class Recorder:
         here = home in self.tracer.scopes and self.tracer.scope is home
         own = isinstance(value, Expr) and any(load.buffer is previous.buffer for load in find(value, Load))
         if not (here and own):
-            raise error("rebound_tile", None, name=name, kind=_KINDS.get(previous.buffer.scope, "buffer"))
+            found = error("rebound_tile", None, name=name, kind=_KINDS.get(previous.buffer.scope, "buffer"))
+            if previous.buffer.origin != "param":
+                raise found
+            self.tracer.rebound.append((previous.buffer, found))  # an error if nothing else uses the tensor
 
     def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
         """Refuse a rebinding inside a device loop. Python runs the body once, so the rebinding would silently be lost.
