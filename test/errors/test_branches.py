@@ -227,7 +227,7 @@ def tensor_in_a_nest():
     def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
         with T.Kernel(1) as _:
             for i in T.Parallel(64):
-                B = A[i]  # here
+                B = A[i]  # noqa: F841  # here
 
 
 def tile_set_to_a_number():
