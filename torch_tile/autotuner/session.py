@@ -32,6 +32,7 @@ from torch_tile.autotuner.trials import check_all, compile_all, made_by_seed, sp
 from torch_tile.compiler.binding import Binding
 from torch_tile.compiler.cost_model import estimate
 from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction
@@ -215,6 +216,7 @@ class AutoTuner:
         self.function, self.configs, self.settings = function, list(configs), settings or Settings()
 
     @classmethod
+    @names_parameters
     def from_kernel(cls, kernel: Any, configs: Sequence[Config]) -> AutoTuner:
         """Make a tuner of a function that takes a configuration as keyword arguments, decorated with @jit or not."""
         return cls(kernel if isinstance(kernel, JITFunction) else JITFunction(kernel), configs)

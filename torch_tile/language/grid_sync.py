@@ -165,7 +165,11 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
         is_plain = isinstance(stmt, For) and stmt.kind in (LoopKind.SERIAL, LoopKind.UNROLLED)
         if not is_plain or not all(isinstance(n, Const) for n in bounds) or contains(stmt, Break, Continue):
             meeting = next(find(stmt, GridSync))
-            raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
+            if isinstance(stmt, For | While):
+                raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
+            fix = "write what is skipped under an `if` in place of T.thread_return(), and end it before T.sync_grid()"
+            note = (stmt.span, "behind this only those go on that have not returned")
+            raise error("not_outermost", meeting.span, [note], what="T.sync_grid", region="branch", fix=fix)
         assert isinstance(stmt, For)
         start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
         numbers = range(start, stop, stmt.step)

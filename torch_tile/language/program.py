@@ -95,7 +95,12 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     types: dict[str, Any] = {}  # None: declared in the body, `A: T.Tensor(...)`
     groups = dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
-        if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
+        kind = inspect.signature(function).parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            why, fix = f"is `**{name}`: the tensors of a kernel have names", "name each parameter, and annotate it"
+            span = parameter_span(function, name)
+            raise error("bad_argument", span, op="T.prim_func", name=f"**{name}", why=why, fix=fix)
+        if kind is not inspect.Parameter.VAR_POSITIONAL:
             later = annotation is inspect.Parameter.empty and name in declared_in(function)
             types[name] = None if later else param_type(name, annotation, function)
             continue
@@ -232,8 +237,12 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
             if isinstance(value, FunctionType):  # T.Kernel itself must not be taken for a kernel
                 got, fix = f"the function `{value.__name__}`", f"decorate `{value.__name__}` with @T.prim_func"
                 raise error("no_kernel", span, name=name, got=got, fix=fix)
-            is_given = isinstance(value, Handle) and value.buffer.origin == "param"
-            fix = "leave the `return` out: its caller has it, and the kernel writes it in place" if is_given else ""
+            fix = (
+                f"leave the `return` out if the kernel writes it in place; T.copy({value.buffer.name}, Y) copies it "
+                f"into a result Y of T.empty, while `Y = {value.buffer.name}` only gives it another name"
+                if isinstance(value, Handle) and value.buffer.origin == "param"
+                else ""
+            )
             raise error("bad_return", span, got=repr(value)[:60], fix=fix)
     if not at.kernels:
         raise error("not_in_kernel", span, what=f"the body of `{name}`")
@@ -243,6 +252,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
+    for buffer, problem in at.rebound:
+        if not any(buffer in symbols(kernel) for kernel in at.kernels):
+            raise problem
     kernels = tuple(map(_without_empty_tiles, at.kernels))
     views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
     switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)
