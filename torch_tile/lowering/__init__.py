@@ -37,6 +37,7 @@ from torch_tile.lowering.threads.infer_layouts import infer_layouts
 from torch_tile.lowering.threads.recompute_indices import recompute_indices
 from torch_tile.lowering.threads.slice_fragments import slice_fragments
 from torch_tile.lowering.threads.vectorize import vectorize
+from torch_tile.lowering.threads.widen_blocks import widen_blocks
 
 Pass = Callable[[Program], Program]
 
@@ -70,6 +71,10 @@ def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], .
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
+        (
+            bound(widen_blocks),
+            Stage.TILE,
+        ),  # accumulators fit into registers, if more threads help
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
