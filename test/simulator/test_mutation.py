@@ -171,9 +171,10 @@ def of_attention_fp8():
 
 
 def of_paged_float8():
-    q, (k, v) = randn(2, 1, 2, 32), ((randn(9, 32, 1, 32) / 2).to(torch.float8_e4m3fn) for _ in range(2))
-    table, lengths = torch.tensor([[3, 1, 8, 0], [2, 5, 7, 4]]).int(), torch.tensor([100, 33]).int()
-    scales = torch.rand(9, 32, 1) + 0.5, torch.rand(1, 1, 1) + 0.5
+    """Three tiles of keys for one sequence: a last tile waits early, to clear values past the last."""
+    q, (k, v) = randn(2, 1, 2, 32), ((randn(9, 64, 1, 32) / 2).to(torch.float8_e4m3fn) for _ in range(2))
+    table, lengths = torch.tensor([[3, 1, 8, 0, 6], [2, 5, 7, 4, 1]]).int(), torch.tensor([300, 33]).int()
+    scales = torch.rand(9, 64, 1) + 0.5, torch.rand(1, 1, 1) + 0.5
     args = k, v, table, lengths, None, 0, True, None, 0, 1, None, "", *scales
     return paged.attention_paged(q, *args), paged.reference(q.double(), *args)
 
