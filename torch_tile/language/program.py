@@ -21,12 +21,12 @@ from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
+from torch_tile.language.bindings import BoundKernel
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
-from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
@@ -146,19 +146,27 @@ def _does_nothing(function: FunctionType) -> bool:
 def _traced(
     run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program], function: FunctionType | None = None
 ) -> Program:
-    """Record what `run` does. A function without T.Kernel is recorded as one block of one thread."""
+    """Record what `run` does. A function without T.Kernel is one block of one thread, or what T.thread_binding says."""
     try:
         with tracing() as at:
             return run(contextlib.nullcontext(), at)
     except TileError as problem:
         if problem.code != "not_in_kernel" or at.launch is not None:
             raise
-        first = problem
+        first, launch = problem, None
     try:
         with tracing() as at:
-            program = run(Kernel(threads=1), at)
+            launch = BoundKernel()
+            program = run(launch, at)
+        if launch.threads != (1,):
+            with tracing() as at:
+                program = run(BoundKernel(launch.threads), at)
     except TileError:
+        if launch is not None and launch.is_bound:
+            raise
         raise first from None
+    if launch.is_bound:
+        return program
     on_chip = any(n.buffer.scope not in HOST_SCOPES for n in find(program, Alloc))
     is_empty = not any(kernel.body.stmts for kernel in program.kernels)
     is_forgotten = is_empty and (function is None or not _does_nothing(function))

@@ -280,10 +280,10 @@ class Recorder:
         return self.on_annotate(name, annotation, None if value is UNBOUND else value)
 
     def named(self, manager: Any, names: Any) -> Any:
-        """Enter `with T.Kernel(...) as names`, and name the block indices."""
+        """Enter `with T.Kernel(...) as names`, and name the block indices; an index of T.launch_thread is the name."""
         if hasattr(manager, "take_names"):
             manager.take_names(names)
-        return manager
+        return contextlib.nullcontext(manager) if isinstance(manager, Expr) else manager
 
     # -- conditions ----------------------------------------------------------------------------------------------------
     @staticmethod
