@@ -110,7 +110,7 @@ class State:
         self.since = {access.key: access for access in found}
 
     def in_lanes(self, level: int) -> None:
-        """Order what was done on this level of parted threads with what follows in the same warp, up to its end."""
+        """Order what threads did since they parted for the `level`-th time with what follows in their warp."""
         found = [replace(a, met=True) if a.level == level else a for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
