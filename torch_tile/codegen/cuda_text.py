@@ -47,7 +47,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, WRAPPING, IndexBits, IndexValues, may_wrap
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -62,7 +62,7 @@ class CudaText(Text):
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
         self.is_from_indices: IndexValues = IndexValues(self.index_names)
-        self.bits = IndexBits()
+        self.leaving: IdSet[Expr] = IdSet()  # what wraps to 64 bits
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
@@ -99,10 +99,13 @@ class CudaText(Text):
                     self.positive(one)
 
     def interval(self, expr: Expr) -> Interval:
-        """Bound an integer or bool expression. The numbers do not wrap if its type does not."""
+        """Bound an integer or bool expression. The numbers do not wrap if its type does not, up to 64 bits."""
         found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
+            if not found.within(range_of(dt.int64)) and self.bits.leaves_64(expr):
+                self.leaving.add(expr)
+                found = range_of(dt.int64)
             wraps = expr.dtype not in SIGNED and not expr.dtype.is_float
             if wraps and not found.within(range_of(expr.dtype)):
                 found = range_of(expr.dtype)
@@ -163,7 +166,8 @@ class CudaText(Text):
 
     def leaves_64(self, expr: Expr) -> bool:
         """Return whether an integer may leave 64 bits, and so wraps even where it comes from indices."""
-        return not self.interval(expr).within(range_of(dt.int64)) and self.bits.leaves_64(expr)
+        self.interval(expr)
+        return expr in self.leaving
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
         """C++ text of a value, and how tightly its outermost operator binds.
