@@ -162,7 +162,11 @@ class CudaText(Text):
 
     def wraps(self, expr: Expr) -> bool:
         """Return whether an integer of elements may wrap on the way to its value, so that its interval is wrong."""
-        return may_wrap(expr, self.is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
+        return may_wrap(expr, self.is_from_indices, lambda e: self._fits(e, e.dtype))
+
+    def _fits(self, expr: Expr, dtype: DType) -> bool:
+        """Return whether a type holds an integer's exact value."""
+        return self.interval(expr).within(range_of(dtype)) and expr not in self.leaving
 
     def leaves_64(self, expr: Expr) -> bool:
         """Return whether an integer may leave 64 bits, and so wraps even where it comes from indices."""
@@ -292,7 +296,7 @@ class CudaText(Text):
         """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
         if self.is_from_indices(node):
             return self.leaves_64(node)
-        exact = wide and node.dtype == dt.int32 and self.interval(node).within(range_of(dt.int64))
+        exact = wide and node.dtype == dt.int32 and self._fits(node, dt.int64)
         return not exact and self.wraps(node)
 
     def _int_type(self, node: Expr, wide: bool) -> str:
