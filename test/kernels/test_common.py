@@ -107,3 +107,6 @@ def test_vector_of():
     x = elsewhere(torch.randn(4, 16), 0)
     assert vector_of((x,), (16,)) == 4 and vector_of((x, x.half()), (16,)) == 8
     assert vector_of((x,), (18,)) == vector_of((x[:, 1:],), ()) == vector_of((x[:, :15].contiguous(),), ()) == 1
+    one = x[:1].as_strided((1, 16), (17, 1))
+    assert vector_of((one,), ()) == vector_of((x, one), (16,)) == 4
+    assert vector_of((one[:, 1:],), ()) == vector_of((one[:, :15],), (15,)) == 1
