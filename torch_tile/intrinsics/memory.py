@@ -53,6 +53,11 @@ def warp_barrier() -> Do:
     return effect("warp_barrier")
 
 
+def lanes_barrier() -> Do:
+    """Make the threads of a warp that come here together wait for each other; each sees what the others wrote."""
+    return effect("lanes_barrier")
+
+
 # Copies.
 
 
@@ -265,6 +270,7 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
 
 _gpu("barrier", 0, "sync.h", convergent="block", sync=Sync.BARRIER, scope=Scope.BLOCK, idle=True)
 _gpu("warp_barrier", 0, "sync.h", convergent="warp", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
+_gpu("lanes_barrier", 0, "sync.h", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
 _gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
 _COPY: dict[str, Any] = {"header": "memory.h", "arch": AMPERE, "engine": Engine.COPY}
 _gpu("cp_async", 3, **_COPY, effects=_cp_async)

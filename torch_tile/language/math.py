@@ -236,53 +236,54 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def _has_room(a: Expr, b: Expr) -> bool:
-    """Return whether `b` is positive and `a + (b - 1)` stays in its type. Indices and sizes are computed as wide as
-    needed.
+    """Return whether `b` is positive and `a + (b - 1)` stays in its type.
+
+    Sizes and positions do not reach the top of their type. Literals and elements beside them may: an index that counts
+    or unrolls to a literal leaves a sum of literals.
     """
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
-    ranges, leaves = _known(a, b)
+    ranges = _known(a, b)
     if ranges.interval(b).low < 0:
         return False
-    widened = dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves)
-    small = ranges.interval(b).low <= 2**30
-    if dtype in EXACT and widened and small and any(isinstance(n, Var) for n in leaves):
-        return True
     most = ranges.interval(a) + ranges.interval(b)
     return (most + Interval(-1, -1)).within(range_of(dtype))
 
 
-def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
-    """Return the value ranges of the names in `values`, and the variables and elements that they depend on."""
+def _known(*values: Expr) -> Ranges:
+    """Return the value ranges of the names in `values`; sizes and positions count as far from the top of their type."""
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
-    ranges, leaves, defined = Ranges(), [], IdSet[Var]()
+    ranges, defined = Ranges(), IdSet[Var]()
 
     def visit(value: Expr) -> None:
         nonlocal ranges
-        for leaf in _leaves(value):
-            if not isinstance(leaf, Var) or leaf not in lets:
-                leaves.append(leaf)
-            elif leaf not in defined:
-                defined.add(leaf)
+        for leaf in _names(value):
+            if leaf in defined:
+                continue
+            defined.add(leaf)
+            if leaf in lets:
                 visit(lets[leaf])
                 ranges = ranges.define(leaf, lets[leaf])
+            elif leaf.dtype in EXACT:
+                most = 1 << leaf.dtype.bits // 4
+                ranges = ranges.loop(leaf, const(-most, leaf.dtype), const(most + 1, leaf.dtype))
 
     for value in values:
         visit(value)
-    return ranges, leaves
+    return ranges
 
 
-def _leaves(value: Expr) -> Iterator[Expr]:
-    """Return the variables, elements and calls that a value is computed from, without the indices of elements."""
-    if isinstance(value, Var | Load | Call):
+def _names(value: Expr) -> Iterator[Var]:
+    """Return the variables that a value is computed from, without those of indices of elements."""
+    if isinstance(value, Var):
         yield value
-    else:
+    elif not isinstance(value, Load | Call):
         for child in children(value):
             if isinstance(child, Expr):
-                yield from _leaves(child)
+                yield from _names(child)
 
 
 def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:

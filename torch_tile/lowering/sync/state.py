@@ -109,6 +109,19 @@ class State:
         found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
+    def in_lanes(self, level: int) -> None:
+        """Order what threads did since they parted for the `level`-th time with what follows in their warp."""
+        found = [replace(a, met=True) if a.level == level else a for a in self.since.values()]
+        self.since = {access.key: access for access in found}
+
+    def leave(self, level: int) -> None:
+        """Go back to this level: other threads of a warp have not met those that met above it."""
+        if any(a.level > level for a in self.since.values()):
+            found = [replace(a, level=level, met=False) if a.level > level else a for a in self.since.values()]
+            self.since = {}
+            for access in found:
+                self.since[access.key] = _later(access, self.since.get(access.key, access))
+
     def arrive(self, barrier: Buffer) -> None:
         """Remember of all accesses so far that the threads arrived at an mbarrier behind them."""
         found = [replace(a, arrived=a.arrived | {barrier}) for a in self.since.values()]
