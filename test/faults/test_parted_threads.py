@@ -212,6 +212,14 @@ def test_what_all_threads_counted_may_decide_about_barriers(tmp_path):
             assert isinstance(done(op, form, "cuda:sm_90a", tmp_path), list), (op, form)
 
 
+@pytest.mark.parametrize("op", ["barrier", *OF_WARPS])
+def test_turns_that_threads_begin_apart_are_counted(op, tmp_path):
+    """Each thread may have elements of its own: all come by equally often if these are as many for each."""
+    for stop, met in ((384, True), (385, False)):
+        found = done(op, f"for n in T.serial(tx, {stop}, 128):\n    {{op}}", "cuda:sm_90a", tmp_path)
+        assert isinstance(found, list) is met, found
+
+
 @pytest.mark.parametrize(("condition", "alike"), [
     ("bx == 0", False), ("bx % 2 == 0", False), ("T.block_rank_in_cluster() == 1", False), ("A[0, bx] > 0", False),
     ("bx // 2 == 0", True), ("T.get_cluster_id() == 1", True), ("A[0, bx // 2] > 0", True), ("bx < 4", True),

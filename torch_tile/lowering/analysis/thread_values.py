@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_tile.hardware import WARP
 from torch_tile.ir.arith_util import Substitute
@@ -182,8 +182,15 @@ def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, 
     return tuple(np.flatnonzero(found).tolist())
 
 
-# A condition around, and whether it holds there; None for a bound or condition by which threads leave a loop.
-Guard = tuple[Expr, bool | None]
+class Guard(NamedTuple):
+    """A condition around, and whether it holds there; None for one by which threads leave a loop.
+
+    With `loop`, the condition is a bound of it that differs between threads. They may take as many turns all the same.
+    """
+
+    condition: Expr
+    holds: bool | None
+    loop: For | None = None
 
 
 def comers(
@@ -198,15 +205,27 @@ def comers(
     threads = np.arange(here.start, here.stop)
     numbers, expand = Numbers({}, threads), Substitute(names)
     passing = np.ones(len(threads), dtype=bool)
-    for condition, holds in guards:
-        full = expand(condition)
-        if not numbers.knows(full):
+    for condition, holds, loop in guards:
+        needed = [expand(e) for e in ((condition,) if loop is None else (*loop.starts, *loop.stops))]
+        if not all(map(numbers.knows, needed)):
             return None, None
-        values = np.broadcast_to(numbers(full), threads.shape)
+        found = [np.broadcast_to(numbers(e), threads.shape) for e in needed]
+        values = found[0] if loop is None else _turns(found, loop.step)
         for warp in np.unique(threads[passing] // WARP):
             if len(np.unique(values[passing & (threads // WARP == warp)])) > 1:
                 return None, condition
+        if loop is not None and len(np.unique(values[passing])) <= 1:
+            continue
         if holds is None:
             return None, None
         passing &= (values != 0) == holds
     return tuple(threads[passing].tolist()), None
+
+
+def _turns(bounds: Sequence[Any], step: int) -> Any:
+    """Count the turns of a loop nest by its starts, then its stops."""
+    half = len(bounds) // 2
+    turns: Any = 1
+    for start, stop in zip(bounds[:half], bounds[half:], strict=True):
+        turns = turns * (-((start - stop) // step)).clip(min=0)
+    return turns

@@ -173,7 +173,9 @@ class _Check(Rewriter):
         parted = self.divergence.parting(loop) if self.divergence is not None else None
         outer, apart = self.apart, self.of_cluster.parting(loop) if self.of_cluster is not None else None
         self.apart = outer if apart is None else apart
-        self._within(self.ranges, path, loop.body, runs, () if parted is None else ((parted, None),))
+        counted = loop if isinstance(loop, For) and any(parted is x for x in (*loop.starts, *loop.stops)) else None
+        guards = () if parted is None else (Guard(parted, None, counted),)
+        self._within(self.ranges, path, loop.body, runs, guards)
         self.apart = outer
 
     def _parts(self, value: Expr) -> bool:
@@ -190,7 +192,7 @@ class _Check(Rewriter):
     @property
     def parted(self) -> Expr | None:
         """The condition of the innermost branch or loop around that only some threads enter; None if all do."""
-        return self.guards[-1][0] if self.guards else None
+        return self.guards[-1].condition if self.guards else None
 
     def _report_divergent(self, one: Stmt, what: str) -> None:
         """Report a block-wide operation that only some threads reach."""
@@ -238,7 +240,7 @@ class _Check(Rewriter):
             return ()
         if isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
             return (*self._guards(condition.a, holds), *self._guards(condition.b, holds))
-        return ((condition, holds),)
+        return (Guard(condition, holds),)
 
     def _under(self, condition: Expr, holds: bool, node: Node, guards: tuple[Guard, ...] = ()) -> None:
         """Check a branch or a value that runs only if a condition holds, or only if it does not."""
@@ -299,7 +301,7 @@ class _Check(Rewriter):
         if found is not None and self.runs:
             of_cluster = found.scope is Scope.CLUSTER
             parting = self.apart if of_cluster else self.parted
-            if _is_for_all(found) and parting is not None:
+            if _is_for_all(found) and parting is not None and (of_cluster or not self._all_come()):
                 whole = "cluster" if of_cluster else "block"
                 self._report_meeting(_parted_barrier(self.place, parting, whole))
             elif found.scope is Scope.GROUP and found.sync in (Sync.BARRIER, Sync.ARRIVE):
@@ -314,6 +316,11 @@ class _Check(Rewriter):
             if splits is not None:
                 self._report_meeting(_parted_warp(self.place, splits))
         return self.children(call)
+
+    def _all_come(self) -> bool:
+        """Return whether all threads pass the branches and loops around, as often as each other."""
+        threads = comers(self.guards, self.names, self.here)[0]
+        return threads is not None and len(threads) == len(self.here)
 
     def _report_meeting(self, found: Diagnostic) -> None:
         """Report a meeting once, also if the author's call consists of several."""
