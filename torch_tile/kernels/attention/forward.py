@@ -125,8 +125,9 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal
     rule and the window. A query that sees no key gets 0 and `-inf`.
 
-    Kernels weigh keys rightly for scores of any magnitude up to 1e38. Where they split the keys, and in the backward,
-    weights come from lse, which float32 rounds: their relative error is up to `2 ** -24 * abs(lse)`.
+    Kernels weigh keys rightly for scores of any magnitude up to 1e38. Where they split the keys, and in the backward
+    without finite masks, weights come from lse, which float32 rounds: their relative error is up to
+    `2 ** -24 * abs(lse)`.
     """
     args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
     q, v = args.q, args.v
