@@ -185,7 +185,7 @@ def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, 
 class Guard(NamedTuple):
     """A condition around, and whether it holds there; None for one by which threads leave a loop.
 
-    With `loop`, the condition is a bound of it that differs between threads. They may take as many turns all the same.
+    With `loop`, the condition is a bound of it that differs between threads. They may run as many iterations all the same.
     """
 
     condition: Expr
@@ -210,7 +210,7 @@ def comers(
         if not all(map(numbers.knows, needed)):
             return None, None
         found = [np.broadcast_to(numbers(e), threads.shape) for e in needed]
-        values = found[0] if loop is None else _turns(found, loop.step)
+        values = found[0] if loop is None else _iterations(found, loop.step)
         for warp in np.unique(threads[passing] // WARP):
             if len(np.unique(values[passing & (threads // WARP == warp)])) > 1:
                 return None, condition
@@ -222,10 +222,10 @@ def comers(
     return tuple(threads[passing].tolist()), None
 
 
-def _turns(bounds: Sequence[Any], step: int) -> Any:
-    """Count the turns of a loop nest by its starts, then its stops."""
+def _iterations(bounds: Sequence[Any], step: int) -> Any:
+    """Count the iterations of a loop nest by its starts, then its stops."""
     half = len(bounds) // 2
-    turns: Any = 1
+    count: Any = 1
     for start, stop in zip(bounds[:half], bounds[half:], strict=True):
-        turns = turns * (-((start - stop) // step)).clip(min=0)
-    return turns
+        count = count * (-((start - stop) // step)).clip(min=0)
+    return count
