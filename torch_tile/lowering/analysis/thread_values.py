@@ -185,7 +185,8 @@ def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, 
 class Guard(NamedTuple):
     """A condition around, and whether it holds there; None for one by which threads leave a loop.
 
-    With `loop`, the condition is a bound of it that differs between threads. They may run as many iterations all the same.
+    With `loop`, the condition is a bound of it that differs between threads.
+    Each may run as many iterations all the same.
     """
 
     condition: Expr
