@@ -251,8 +251,10 @@ def _has_room(a: Expr, b: Expr) -> bool:
     sizes = (isinstance(part, Var) or (isinstance(part, Const) and -far <= part.value <= far) for part in parts)
     if dtype in EXACT and all(sizes):
         return True
-    most = ranges.interval(a) + ranges.interval(b)
-    return (most + Interval(-1, -1)).within(range_of(dtype))
+    most, whole = ranges.interval(a) + ranges.interval(b) + Interval(-1, -1), range_of(dtype)
+    # Beside the number of a block, elements of 32 bits are computed in 64: what is too low does not wrap to the top.
+    widened = dtype == dt.int32 and any(isinstance(part, Var) and part.role == "block" for part in parts)
+    return most.high <= whole.high if widened else most.within(whole)
 
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
