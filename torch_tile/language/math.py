@@ -244,46 +244,57 @@ def _has_room(a: Expr, b: Expr) -> bool:
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
-    ranges = _known(a, b)
+    ranges, parts = _known(a, b)
     if ranges.interval(b).low < 0:
         return False
-    most = ranges.interval(a) + ranges.interval(b)
-    return (most + Interval(-1, -1)).within(range_of(dtype))
+    far = 1 << dtype.bits // 2  # from the top of the type, whatever sizes multiply
+    sizes = (isinstance(part, Var) or (isinstance(part, Const) and -far <= part.value <= far) for part in parts)
+    if dtype in EXACT and all(sizes):
+        return True
+    most, whole = ranges.interval(a) + ranges.interval(b) + Interval(-1, -1), range_of(dtype)
+    # Beside the number of a block, elements of 32 bits are computed in 64: what is too low does not wrap to the top.
+    widened = dtype == dt.int32 and any(isinstance(part, Var) and part.role == "block" for part in parts)
+    return most.high <= whole.high if widened else most.within(whole)
 
 
-def _known(*values: Expr) -> Ranges:
-    """Return the value ranges of the names in `values`; sizes and positions count as far from the top of their type."""
+def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
+    """Return the value ranges of the names in `values`, and the variables, elements and literals that they depend on.
+
+    Sizes and positions count as far from the top of their type.
+    """
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
-    ranges, defined = Ranges(), IdSet[Var]()
+    ranges, parts, defined = Ranges(), list[Expr](), IdSet[Var]()
 
     def visit(value: Expr) -> None:
         nonlocal ranges
-        for leaf in _names(value):
-            if leaf in defined:
+        for part in _parts(value):
+            if not isinstance(part, Var) or part not in lets:
+                parts.append(part)
+            if not isinstance(part, Var) or part in defined:
                 continue
-            defined.add(leaf)
-            if leaf in lets:
-                visit(lets[leaf])
-                ranges = ranges.define(leaf, lets[leaf])
-            elif leaf.dtype in EXACT:
-                most = 1 << leaf.dtype.bits // 4
-                ranges = ranges.loop(leaf, const(-most, leaf.dtype), const(most + 1, leaf.dtype))
+            defined.add(part)
+            if part in lets:
+                visit(lets[part])
+                ranges = ranges.define(part, lets[part])
+            elif part.dtype in EXACT:
+                most = 1 << part.dtype.bits // 4
+                ranges = ranges.loop(part, const(-most, part.dtype), const(most + 1, part.dtype))
 
     for value in values:
         visit(value)
-    return ranges
+    return ranges, parts
 
 
-def _names(value: Expr) -> Iterator[Var]:
-    """Return the variables that a value is computed from, without those of indices of elements."""
-    if isinstance(value, Var):
+def _parts(value: Expr) -> Iterator[Expr]:
+    """Return the variables, elements, calls and literals that a value is computed from, without indices of elements."""
+    if isinstance(value, Var | Load | Call | Const):
         yield value
-    elif not isinstance(value, Load | Call):
+    else:
         for child in children(value):
             if isinstance(child, Expr):
-                yield from _names(child)
+                yield from _parts(child)
 
 
 def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:

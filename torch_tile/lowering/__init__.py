@@ -72,10 +72,7 @@ def cuda_passes(build: Build, no_roles: str = "", single: bool = False) -> tuple
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
-        (
-            bound(widen_blocks),
-            Stage.TILE,
-        ),  # accumulators fit into registers, if more threads help
+        (bound(widen_blocks), Stage.TILE),  # accumulators fit into registers, if more threads help
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked

@@ -76,12 +76,22 @@ def left_early(A, b, tx):
             break
 
 
+@T.macro
+def with_rows_left_out(A, b, tx):
+    for i in T.serial(16):
+        if A[i, 0] > 3:
+            continue
+        for j in T.serial(32):
+            b[i, j] = A[i, j]
+
+
 @pytest.mark.parametrize(
     ("body", "whole"),
     [
         (by_region, True), (by_nest, True), (by_halves, True), (by_threads, True), (but_one, False),
         (by_half_the_threads, False), (at_places_from_memory, False), (up_to_a_size_of_calls, False),
         (read_first, False), (sums, False), (left_early, False),
+        (with_rows_left_out, False),
     ],
 )  # fmt: skip
 def test_forms(body, whole):

@@ -15,7 +15,7 @@ from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Var
 from torch_tile.ir.node import contains, find, symbols
-from torch_tile.ir.stmt import Block, Break, For, Let, Stmt, Store
+from torch_tile.ir.stmt import Block, Break, Continue, For, Let, Stmt, Store
 from torch_tile.lowering.pipelining.copy_plan import first_access, reads_of
 
 MOST_POINTS = 1 << 20  # values of the variables of one store that are tried
@@ -32,7 +32,7 @@ def writes_whole(stmts: Sequence[Stmt], tile: Buffer, thread: Var | None, thread
     first = first_access(stmts, tile)
     if first != "none" or tile.static_shape is None:
         return first == "written"
-    if any(tile in reads_of(one) or contains(one, Break) for one in stmts):
+    if any(tile in reads_of(one) or contains(one, Break, Continue) for one in stmts):
         return False
     import numpy as np
 
