@@ -148,9 +148,17 @@ class Divergence:
 
     def parting(self, loop: For | While) -> Expr | None:
         """Return the bound or condition by which threads get into different iterations of a loop, or leave it."""
+        found = self.differing(loop)
+        return self.leaving(loop) if found is None else found
+
+    def differing(self, loop: For | While) -> Expr | None:
+        """Return the bound, or the condition of a while loop, that differs between threads."""
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        found = next(filter(self.is_divergent, bounds), None)
-        return self._leaves(loop.body, None) if found is None else found
+        return next(filter(self.is_divergent, bounds), None)
+
+    def leaving(self, loop: For | While) -> Expr | None:
+        """Return the condition in a loop's body under which only some threads leave the iteration."""
+        return self._leaves(loop.body, None)
 
     def _leaves(self, one: Stmt, condition: Expr | None) -> Expr | None:
         """Return the condition under which some threads leave the iteration in `one`; `condition` is that around."""

@@ -170,12 +170,15 @@ class _Check(Rewriter):
 
     def _iterations(self, loop: For | stmt.While, path: Path, runs: bool) -> None:
         """Check the body of a loop, with the condition by which threads leave it at different times."""
-        parted = self.divergence.parting(loop) if self.divergence is not None else None
+        guards = []
+        if self.divergence is not None:
+            differing, leaving = self.divergence.differing(loop), self.divergence.leaving(loop)
+            counted = loop if isinstance(loop, For) else None
+            guards = [Guard(differing, None, counted)] if differing is not None else []
+            guards += [Guard(leaving, None)] if leaving is not None else []
         outer, apart = self.apart, self.of_cluster.parting(loop) if self.of_cluster is not None else None
         self.apart = outer if apart is None else apart
-        counted = loop if isinstance(loop, For) and any(parted is x for x in (*loop.starts, *loop.stops)) else None
-        guards = () if parted is None else (Guard(parted, None, counted),)
-        self._within(self.ranges, path, loop.body, runs, guards)
+        self._within(self.ranges, path, loop.body, runs, tuple(guards))
         self.apart = outer
 
     def _parts(self, value: Expr) -> bool:
