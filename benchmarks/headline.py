@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.chart import GROUPS, KERNELS, MODELS, RESULTS, Group
 
-SLOW_RIVALS = {"TileOPs", "TileOps"}  # each takes most of a minute to compile a shape
+SLOW_RIVALS = {"TileOPs"}  # they take most of a minute to compile a shape
 
 
 def command(group: Group, seconds: float, only: Sequence[str] = ()) -> list[str]:

@@ -179,7 +179,7 @@ def run(
         return made
 
     count = 0 if sequences is None else sequences.count + 1  # each has rows of whole blocks
-    statistics = lse.new_empty(*shape[:3], spec.numbers, round_up(q_len, PADDING) + count * PADDING)
+    statistics = lse.new_empty(*shape[:3], spec.row_statistics, round_up(q_len, PADDING) + count * PADDING)
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
@@ -418,7 +418,9 @@ def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) ->
     tiles = [Tile(own, n, bits, parts=(Part.BEFORE, Part.LOOP)) for n in (both[:1] if outputs == ("dv",) else both)]
     tiles += [Tile(step, columns, bits, config.stages, (Part.LOOP,)) for columns in both]
     if "dq" not in outputs:  # the statistics of rows
-        tiles.append(Tile(spec.numbers, step, 8 * compute_dtype(spec.dtype).itemsize, config.stages, (Part.LOOP,)))
+        tiles.append(
+            Tile(spec.row_statistics, step, 8 * compute_dtype(spec.dtype).itemsize, config.stages, (Part.LOOP,))
+        )
     if config.shared_probs:
         tiles += [Tile(own, step, bits, parts=(Part.LOOP,))] * len(outputs)
     elif not bulk and own < MMA_ROWS * config.threads // 32:  # scores and their gradients, of warps that share rows
@@ -506,7 +508,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         out: strided("out", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
         dq: strided("dq", (*q_shape, d), spec.dtype, multiple=spec.vector),
-        statistics: T.Tensor((*q_shape[:3], spec.numbers, padded), accum),
+        statistics: T.Tensor((*q_shape[:3], spec.row_statistics, padded), accum),
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
@@ -561,10 +563,12 @@ def query_gradients(config: Config, spec: Spec) -> Any:
             grads = [ds, *[T.alloc_fragment((rows, keys), spec.dtype) for _ in slopes[1:]]]
             acc = T.alloc_fragment((rows, spec.tile_d), accum)
             T.clear(acc)
+            # The probabilities themselves, where they are summed and are not the first of `probs`.
+            apart = [T.alloc_fragment((rows, keys), accum)] if spec.finite_min_masks and slopes != [1.0] else []
             if spec.finite_min_masks:
-                chances = p if slopes == [1.0] else T.alloc_fragment((rows, keys), accum)
                 share = T.alloc_fragment((rows,), accum)
                 T.clear(share)
+            kept = operands[len(operand_types) : len(operands) - behind]
             extremes = (span.first, T.min(span.first + rows - 1, span.length - 1))
             listed = None
             if lists is not None:
@@ -585,22 +589,18 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                     chance, found = weigh(spec, p[i, j], scale, row_lse[i], held, queries, i, j, step * keys)
                     for probs_of, value in zip(probs, found, strict=True):
                         probs_of[i, j] = value
-                    if spec.finite_min_masks and slopes != [1.0]:
+                    for chances in apart:
                         chances[i, j] = chance
                 if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                    tiles = [*probs] if layout.fixed else [*probs, dp]
-                    if spec.finite_min_masks and slopes != [1.0]:
-                        tiles.append(chances)
+                    tiles = [*probs, *([] if layout.fixed else [dp]), *apart]
                     limits = span.q_offset, window, span.keys
                     hide_keys(spec, tiles, 0.0, lambda i: span.first + i, step * keys, *limits)
                 if spec.finite_min_masks:
-                    T.reduce_sum(chances, share, dim=1, clear=False)
+                    T.reduce_sum(apart[0] if apart else p, share, dim=1, clear=False)
                 for i, j in T.Parallel(rows, keys):
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
-                for name, all_grads in zip(
-                    spec.keep, operands[len(operand_types) : len(operands) - behind], strict=True
-                ):
+                for name, all_grads in zip(spec.keep, kept, strict=True):
                     T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, span.row, step * keys)])
                 if layout.ragged:
                     clear_past(k_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
@@ -612,7 +612,6 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                 T.copy(share, statistics[(*here, 2, _own_statistics(layout, span))])
                 for i, c in T.Parallel(rows, spec.tile_d):
                     acc[i, c] *= share[i]
-                kept = operands[len(operand_types) : len(operands) - behind]
                 for step in T.serial(first, end) if kept else ():
                     for i, j in T.Parallel(rows, keys):
                         if T.abs(share[i] - 1) > INEXACT:
@@ -658,7 +657,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
             *list_types,
         ],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
-        statistics: T.Tensor((*q_shape[:3], spec.numbers, padded), accum),
+        statistics: T.Tensor((*q_shape[:3], spec.row_statistics, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
         scale: accum,
@@ -683,7 +682,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
             k_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             q_tile = T.alloc_shared((queries, spec.tile_d), spec.dtype)
             grad_tile = T.alloc_shared((queries, spec.tile_dv), spec.dtype)
-            numbers = T.alloc_shared((spec.numbers, queries), accum)
+            numbers = T.alloc_shared((spec.row_statistics, queries), accum)
             p = T.alloc_fragment((rows, queries), accum)
             T.copy(k[span.slab, head, span.row, 0], k_tile)
             if of_keys:

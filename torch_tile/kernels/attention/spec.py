@@ -182,8 +182,8 @@ class Spec:
         )
 
     @property
-    def numbers(self) -> int:
-        """Count the numbers of each query that the kernel of dq leaves for that of dk and dv."""
+    def row_statistics(self) -> int:
+        """Count the statistics of each query that the kernel of dq leaves for that of dk and dv."""
         return 3 if self.finite_min_masks else 2
 
     @property

@@ -7,22 +7,18 @@ Whole boxes are compared as regions. Stores of threads are tried at all values o
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Cast, Const, Expr, Var
+from torch_tile.ir.expr import Const, Var
 from torch_tile.ir.node import contains, find, symbols
 from torch_tile.ir.stmt import Block, Break, Continue, For, Let, Stmt, Store
+from torch_tile.lowering.analysis.thread_values import Numbers
 from torch_tile.lowering.pipelining.copy_plan import first_access, reads_of
 
 MOST_POINTS = 1 << 20  # values of the variables of one store that are tried
-_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
-}  # fmt: skip
 
 _Spans = tuple[tuple[Var, range], ...]  # a variable and its values
 
@@ -41,7 +37,7 @@ def writes_whole(stmts: Sequence[Stmt], tile: Buffer, thread: Var | None, thread
     start: _Spans = () if thread is None else ((thread, range(threads)),)
     for store, spans in _stores(stmts, start):
         places = _places(store, spans, names) if store.buffer is tile else None
-        if places is not None and places.min() >= 0 and places.max() < seen.size:
+        if places is not None:
             seen[places] = True
     return bool(seen.all())
 
@@ -71,24 +67,14 @@ def _places(store: Store, spans: _Spans, names: Expand) -> Any:
         return None
     grid = np.meshgrid(*(np.arange(s.start, s.stop, s.step) for _, s in used), indexing="ij", sparse=True)
     values = {var: axis for (var, _), axis in zip(used, grid, strict=True)}
+    thread = next((axis for var, axis in values.items() if var.role == "thread"), None)
+    numbers = Numbers(values, thread)
+    if not all(map(numbers.knows, indices)):
+        return None
     flat: Any = 0
     for index, size in zip(indices, store.buffer.static_shape or (), strict=True):
-        at = _value(index, values)
-        if at is None or np.min(at) < 0 or np.max(at) >= size:
+        at = numbers(index)
+        if np.min(at) < 0 or np.max(at) >= size:
             return None
         flat = flat * size + at
     return np.asarray(flat).reshape(-1)
-
-
-def _value(expr: Expr, values: Mapping[Var, Any]) -> Any:
-    """Compute an integer expression on arrays; None if it has other parts."""
-    if isinstance(expr, Const) and isinstance(expr.value, int):
-        return expr.value
-    if isinstance(expr, Var):
-        return values.get(expr)
-    if isinstance(expr, Cast) and expr.type.is_integer and expr.type.bits >= 32:
-        return _value(expr.a, values)
-    if not isinstance(expr, Binary) or expr.op not in _OPERATORS or not expr.dtype.is_integer or expr.dtype.bits < 32:
-        return None
-    a, b = _value(expr.a, values), _value(expr.b, values)
-    return None if a is None or b is None else _OPERATORS[expr.op](a, b)
