@@ -54,7 +54,7 @@ def warp_barrier() -> Do:
 
 
 def lanes_barrier() -> Do:
-    """Make the threads of a warp that come here together wait for each other; each sees what the others wrote."""
+    """Synchronize the active lanes of a warp; each then sees what the others wrote."""
     return effect("lanes_barrier")
 
 

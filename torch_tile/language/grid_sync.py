@@ -119,7 +119,7 @@ class _Kept:
                 yield Store(self.place(stmt.var), self.indices(), stmt.var)
 
     def is_needed(self, buffer: Buffer, n: int) -> bool:
-        """Return whether part `n`, or one behind it, needs what a tile holds when the part begins."""
+        """Return whether part `n` or a later one reads a tile's contents from before part `n`."""
         return next((found for text in self.texts[n:] if (found := _is_kept(buffer, text)) is not None), False)
 
     def place(self, symbol: Var | Buffer) -> Buffer:

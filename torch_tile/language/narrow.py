@@ -304,7 +304,7 @@ class _Wide(Rewriter):
         return rounded(rebuilt(node, args=args, type=carrier(node.type)), node.type)
 
     def visit_Load(self, node: Load) -> Expr:
-        """Load an element, and decode its bits to the carrier."""
+        """Load an element of a packed dtype, and decode its bits to the dtype that arithmetic uses."""
         old, indices = node.buffer, tuple(map(self, node.indices))
         held = Load(self.buffer(old), indices)
         if not is_narrow(old.dtype):

@@ -124,7 +124,7 @@ class Kernel:
 
 
 def grid_of(sizes: Any) -> tuple[Expr, ...]:
-    """Return the sizes of a grid. Raises TileError for those that only the device knows."""
+    """Return a grid's sizes as expressions. Raises TileError for a size that is read from memory."""
     grid = shape_of(sizes, "T.Kernel's grid")
     element = next((n for size in grid for n in find(size, Load)), None)
     if element is not None:

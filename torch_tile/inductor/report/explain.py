@@ -53,7 +53,7 @@ def explain(
         raise TypeError(f"explain: model is the class {model.__name__}; expected an instance, {model.__name__}(...)")
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
-    _need_parameters(model, kwargs)
+    _refuse_unknown_keywords(model, kwargs)
     backend = functools.partial(dry_run, options=_options(select, options, backward), watch=True)
 
     def wrapper(*values: Any, **named: Any) -> Any:
@@ -81,8 +81,8 @@ def explain(
     return report
 
 
-def _need_parameters(model: Any, named: Mapping[str, Any]) -> None:
-    """Raise TypeError for a keyword that neither `explain` nor the model has."""
+def _refuse_unknown_keywords(model: Any, named: Mapping[str, Any]) -> None:
+    """Raise TypeError for a keyword that neither `explain` nor the model's forward takes."""
     try:
         parameters = inspect.signature(getattr(model, "forward", model)).parameters
     except (TypeError, ValueError):  # functions without a signature

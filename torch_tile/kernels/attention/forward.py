@@ -479,5 +479,5 @@ def run(
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
-    """Return whether the rows of `groups` heads with one key head are evenly spaced. They then pack as a view."""
+    """Return whether a view packs the rows of the heads that share a key head: these then have one stride."""
     return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

@@ -92,7 +92,7 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a box."""
+        """Return the number of pixels in a box."""
         return self.rows * self.columns
 
     @property

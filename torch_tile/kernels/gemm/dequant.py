@@ -250,8 +250,9 @@ class Factors:
                 T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
     def take(self, next_step: Any, within: Any) -> list[list[Any]]:
-        """Return the scales and zeros of each run of step `within` of a span. Also fetch those of the next step. None
-        stands for missing factors.
+        """Return the scales and zeros of each run of a span's step `within`, and begin to load the next step's.
+
+        None stands for missing factors.
         """
         group = self.storage.first_group(within, self.step, self.start)
         for kind, _, ahead, runs, copied in filter(None, self.found):

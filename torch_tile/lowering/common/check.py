@@ -321,7 +321,7 @@ class _Check(Rewriter):
         return self.children(call)
 
     def _all_come(self) -> bool:
-        """Return whether all threads pass the branches and loops around, as often as each other."""
+        """Return whether every thread certainly reaches this statement, and equally often."""
         threads = comers(self.guards, self.names, self.here)[0]
         return threads is not None and len(threads) == len(self.here)
 

@@ -158,7 +158,7 @@ class _Async(Rewriter):
         arrivals = [s for s in tail if _is_release(s)]
         if any(s not in self.products and s not in arrivals and not calls(s, "mbarrier_wait") for s in tail):
             return None
-        if not all(_is_quiet(s) for s in head) or contains(loop.body, ArriveLast) or stmts[-1] in self.products:
+        if not all(_syncs_by_tiles(s) for s in head) or contains(loop.body, ArriveLast) or stmts[-1] in self.products:
             return None
         if not _several_stages([s for s in stmts if calls(s, "mbarrier_wait")]):
             return None
@@ -427,8 +427,8 @@ def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], a
     return _if_any((replace(loop, body=Block(tuple(body))), *end), stop)
 
 
-def _is_quiet(one: Stmt) -> bool:
-    """Return whether a statement orders threads or engines by nothing but waits for tiles and their releases."""
+def _syncs_by_tiles(one: Stmt) -> bool:
+    """Return whether a statement synchronizes by nothing but mbarrier waits for tiles and their releases."""
     found = [intrinsic_of(call) for call in find(one, Call)]
     return calls(one, "mbarrier_wait") or _is_release(one) or not any(f is not None and f.by_hand for f in found)
 

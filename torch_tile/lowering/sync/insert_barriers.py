@@ -250,7 +250,7 @@ class Walk:
             raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
         self.others[place] = lanes_barrier()
         places[place] = self._cost()
-        state.in_lanes(self.splits)
+        state.order_in_warp(self.splits)
 
     def _meets_in_warp(self, old: Access, new: Access) -> bool:
         """Return whether a barrier of the threads of a warp that come here orders two accesses.

@@ -109,8 +109,8 @@ class State:
         found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
-    def in_lanes(self, level: int) -> None:
-        """Order what threads did since they parted for the `level`-th time with what follows in their warp."""
+    def order_in_warp(self, level: int) -> None:
+        """Record a warp barrier in divergent code: within each warp it orders the accesses made at `level`."""
         found = [replace(a, met=True) if a.level == level else a for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
