@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU kernels take operands wherever they begin: compiled here, their launches checked as a GPU's would be."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from shared_kernels import modules_of_kernels
@@ -17,6 +21,27 @@ from torch_tile.kernels.norm.norm import layer_norm, rms_norm
 from torch_tile.kernels.norm.softmax import softmax
 
 GPU = Machine(Target("cuda", 90), 132)
+
+
+def test_no_module_computes_tensors_where_it_is_imported():
+    """An operator's first call may be traced, and imports its kernels: a trace would hold their tables."""
+    text = """
+import importlib, sys
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_tile
+from shared_kernels import modules_of_kernels
+
+class Refuse(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} while a module is imported")
+
+before = set(sys.modules)
+with Refuse():
+    found = modules_of_kernels()
+assert len(set(sys.modules) - before) >= 20 and len(found) > 20
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.fixture
