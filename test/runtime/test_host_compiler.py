@@ -104,7 +104,7 @@ def test_refused_source():
     assert len(message.splitlines()) < 30
 
 
-@pytest.mark.parametrize("said", ["/tmp/x.cpp:9:1: error: no such thing", "/usr/bin/ld: cannot find -lomp"])
+@pytest.mark.parametrize("said", ["/tmp/x.cpp:9:1: error: no such thing", "/usr/bin/ld: cannot find -lm"])
 def test_warnings_do_not_hide_an_error(said, monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text(
@@ -211,6 +211,7 @@ def test_needs_neither_torch_nor_inductor():
         ("echo 'fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "memory"),
         ("echo 'error writing to /tmp/x.s: No space left on device' >&2; exit 1", "Free some space"),
         ("echo 'ld: cannot open output file: Read-only file system' >&2; exit 1", "can be written"),
+        ("echo '/usr/bin/ld: cannot find -lomp: No such file or directory' >&2; exit 1", "libomp-dev"),
         ('rm -f "$OUT"; : > "$OUT"; exit 0', "wrote nothing"),
     ],
 )

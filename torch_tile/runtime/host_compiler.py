@@ -211,6 +211,8 @@ def _check_machine(source: Path, output: Path, result: subprocess.CompletedProce
         fix = "Free some memory, or build fewer kernels at once"
     elif "read-only file system" in said or "permission denied" in said:
         fix = f"Check that {output.parent} and {tempfile.gettempdir()} can be written, or set TORCH_TILE_CACHE_DIR"
+    elif "cannot find -lomp" in said or "cannot find -lgomp" in said or "'omp.h' file not found" in said:
+        fix = "Install the compiler's OpenMP run time (libomp-dev for clang on Debian), or set CXX to another compiler"
     else:
         return
     raise CacheError(f"{fix}: {_failure(source, result).replace('refused', 'could not build')}")
