@@ -16,7 +16,7 @@ a loop that decodes weights. The products of one iteration then run beside the a
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 
-In any other loop a statement waits only for those products of its iteration whose tiles it touches.
+In any other loop of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
 """
 
 from __future__ import annotations
@@ -266,9 +266,10 @@ class _Async(Rewriter):
     def _queued(self, loop: st.For) -> Stmt | None:
         """Keep products in flight beside statements that touch none of their tiles, and beside later products.
 
-        A statement that touches them waits for these products alone. Return None if no product stays in flight.
+        A statement that touches them waits for these products alone; in a role of several warpgroups for all, as the
+        others' arithmetic runs meanwhile. Return None if no product stays in flight.
         """
-        queue = _Queue()
+        queue = _Queue(self.role.count > WARPGROUP)
         for one in loop.body.stmts:
             if isinstance(one, Gemm) and one in self.products:
                 queue.start(one)
@@ -410,7 +411,8 @@ def _syncs_by_tiles(one: Stmt) -> bool:
 class _Queue:
     """Statements of a loop's body: products are in flight until a statement touches their tiles."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: bool) -> None:
+        self.together = together  # whether a wait is for all products
         self.stmts: list[Stmt] = []
         self.pending: list[Gemm] = []  # oldest first
         self.held: list[tuple[Stmt, int]] = []  # releases, and how many products started before them
@@ -456,7 +458,7 @@ class _Queue:
         for n in reversed(range(len(self.pending))):
             one = self.pending[n]
             if one.C.buffer in touched or one.A.buffer in written or one.B.buffer in written:
-                self.wait(len(self.pending) - 1 - n)
+                self.wait(0 if self.together else len(self.pending) - 1 - n)
                 return
 
     def wait(self, left: int) -> None:
