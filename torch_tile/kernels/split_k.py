@@ -42,6 +42,26 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 
 
 @T.macro
+def sum_of_pieces(pieces: Any, slot_of: Callable[[Any], Any], count: Any, first: Any, height: int, ahead: int) -> Any:
+    """Compute `sum_n pieces[slot_of(n), first : first + height]` over `count` pieces, which exist. `ahead` are read
+    together.
+    """
+    shape = height, pieces.shape[2]
+    total = T.alloc_fragment(shape, pieces.dtype)
+    T.clear(total)
+    for iteration in T.serial(T.ceildiv(count, ahead)):
+        values = [T.alloc_fragment(shape, pieces.dtype) for _ in range(ahead)]
+        for n, value in zip(range(ahead), values, strict=True):
+            slot = slot_of(T.min(iteration * ahead + n, count - 1))  # no load waits for a test
+            for i, j in T.Parallel(*shape):
+                value[i, j] = pieces[slot, first + i, j]
+        for n, value in zip(range(ahead), values, strict=True):
+            for i, j in T.Parallel(*shape):
+                total[i, j] += T.if_then_else(iteration * ahead + n < count, value[i, j], 0.0)
+    return total
+
+
+@T.macro
 def left_for_cluster(products: Sequence[Any], count: int = 2) -> list[Any]:
     """Copy each fragment to a shared tile. From here on the other blocks of a cluster of `count` may read it."""
     parts: list[Any] = []
