@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 
+LEAST_SHARE = 4  # steps of a block in tiles that blocks share
+JOINED_ROWS, JOINED_AHEAD = 4, 4  # rows of a block that adds up shares, and parts that it reads together
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
 
 
@@ -41,23 +44,84 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
     return total
 
 
-@T.macro
-def sum_of_pieces(pieces: Any, slot_of: Callable[[Any], Any], count: Any, first: Any, height: int, ahead: int) -> Any:
-    """Compute `sum_n pieces[slot_of(n), first : first + height]` over `count` pieces, which exist. `ahead` are read
-    together.
+@dataclass(frozen=True)
+class Shares:
+    """How persistent blocks share the tiles that do not fill their last turn, in one line of steps along K.
+
+    Tiles before `first` are whole. A second kernel adds up the parts of the others. Each block takes `share` steps, no more than a tile has: so parts of two tiles at
+    most.
     """
-    shape = height, pieces.shape[2]
-    total = T.alloc_fragment(shape, pieces.dtype)
+
+    blocks: int
+    steps: Any  # of a tile
+    first: Any  # tile that is shared
+    tiles: Any  # that are shared
+    share: Any
+
+    @staticmethod
+    def of(tiles: Any, steps: Any, blocks: int) -> Shares:
+        """Share out a product's tiles of `steps` steps."""
+        left = tiles % blocks
+        least = T.min(LEAST_SHARE, steps)
+        return Shares(blocks, steps, tiles // blocks * blocks, left, T.max(T.ceildiv(left * steps, blocks), least))
+
+    def begin(self, block: Any) -> Any:
+        """Return the first step of a block, or where the steps end."""
+        return T.min(block * self.share, self.tiles * self.steps)
+
+    def pieces(self, block: Any) -> Any:
+        """Count the tiles of which a block sums up a part."""
+        begin, end = self.begin(block), self.begin(block + 1)
+        behind = (begin // self.steps + 1) * self.steps
+        return T.clamp(end - begin, 0, 1) + T.clamp(end - behind, 0, 1)
+
+    def work(self, block: Any, turn: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the tile of a block's turn, whether it takes it whole, and the first step and the end."""
+        turns = self.first // self.blocks
+        whole, shared = turn < turns, self.begin(block) // self.steps + turn - turns
+        start = shared * self.steps
+        first, last = T.max(self.begin(block) - start, 0), T.min(self.begin(block + 1) - start, self.steps)
+        number = T.if_then_else(whole, block + turn * self.blocks, self.first + shared)
+        return number, whole, T.if_then_else(whole, 0, first), T.if_then_else(whole, self.steps, last)
+
+    def owner(self, tile: Any) -> Any:
+        """Return the block that sums up the first step of a shared tile."""
+        return tile * self.steps // self.share
+
+    def owners(self, tile: Any) -> Any:
+        """Count the blocks that share a tile."""
+        return (tile * self.steps + self.steps - 1) // self.share - self.owner(tile) + 1
+
+    def slot(self, block: Any, tile: Any) -> Any:
+        """Return where a block leaves its part of a shared tile. Along the line, each piece has the next block or tile,
+        or both: so no other has this number.
+        """
+        return T.clamp(block + tile, 0, 2 * self.blocks - 1)
+
+
+def joining_threads(columns: int) -> int:
+    """Return the threads of a block that adds up `JOINED_ROWS` rows of parts: four columns of a row for each."""
+    return -(-columns // 32) * 32
+
+
+@T.macro
+def sum_of_shares(parts: Any, place: tuple[Any, ...], shares: Shares, tile: Any, first: Any) -> Any:
+    """Compute the sum of a shared tile's parts `parts[slot, *place]`, in the order of blocks, of `JOINED_ROWS` rows
+    from `first` on.
+    """
+    shape, count = (JOINED_ROWS, parts.shape[-1]), shares.owners(tile)
+    total = T.alloc_fragment(shape, parts.dtype)
     T.clear(total)
-    for iteration in T.serial(T.ceildiv(count, ahead)):
-        values = [T.alloc_fragment(shape, pieces.dtype) for _ in range(ahead)]
-        for n, value in zip(range(ahead), values, strict=True):
-            slot = slot_of(T.min(iteration * ahead + n, count - 1))  # no load waits for a test
+    for iteration in T.serial(T.ceildiv(count, JOINED_AHEAD)):
+        values = [T.alloc_fragment(shape, parts.dtype) for _ in range(JOINED_AHEAD)]
+        for n, value in zip(range(JOINED_AHEAD), values, strict=True):
+            number = T.min(iteration * JOINED_AHEAD + n, count - 1)  # so that no load waits for a test
+            slot = shares.slot(shares.owner(tile) + number, tile)
             for i, j in T.Parallel(*shape):
-                value[i, j] = pieces[slot, first + i, j]
-        for n, value in zip(range(ahead), values, strict=True):
+                value[i, j] = parts[(slot, *place, first + i, j)]
+        for n, value in zip(range(JOINED_AHEAD), values, strict=True):
             for i, j in T.Parallel(*shape):
-                total[i, j] += T.if_then_else(iteration * ahead + n < count, value[i, j], 0.0)
+                total[i, j] += T.if_then_else(iteration * JOINED_AHEAD + n < count, value[i, j], 0.0)
     return total
 
 

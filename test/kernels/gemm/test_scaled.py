@@ -2,9 +2,7 @@
 """Products of float8 matrices with scales of every form, against float64."""
 
 import importlib
-import itertools
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,7 +17,6 @@ from torch_tile.kernels.gemm.scaled import (
     TIMED,
     Problem,
     Scale,
-    Shares,
     Spec,
     config_for,
     footprint,
@@ -163,27 +160,6 @@ def test_tiles_of_the_last_turn_are_shared(form, engine, rounds, problems, check
         got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config=config, out=out)
         want = exact(*args, [row], "r", "v=add(acc0,x0);ret v")
         check(got, want, f"{number}: {m}x{n}x{k}, {config}", BF16)
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 5, 132])
-def test_shares_cover_each_step_once(blocks):
-    """Every step of the shared tiles has one block, and parts lie where the kernel that adds up looks for them."""
-    for tiles, steps in itertools.product((1, 2, 4, 7, 131, 132, 133, 300), (1, 2, 3, 5, 8, 56)):
-        shares = Shares.of(tiles, steps, blocks)
-        found, slots = Counter(), {}
-        for block in range(blocks):
-            count = shares.pieces(block)
-            assert 0 <= count <= 2
-            for number in range(count):
-                tile, first, last = shares.piece(block, number)
-                assert 0 <= first < last <= steps
-                found.update((tile, step) for step in range(first, last))
-                slots.setdefault(tile, []).append(shares.slot(block, tile))
-        assert found == Counter(itertools.product(range(tiles % blocks), range(steps)))
-        for tile in range(tiles % blocks):
-            blocks_of = range(shares.owner(tile), shares.owner(tile) + shares.owners(tile))
-            assert [shares.slot(block, tile) for block in blocks_of] == slots[tile]
-        assert len(set(chain := [*itertools.chain(*slots.values())])) == len(chain)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

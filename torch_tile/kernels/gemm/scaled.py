@@ -39,14 +39,12 @@ from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
-from torch_tile.kernels.split_k import sum_of_pieces
+from torch_tile.kernels.split_k import JOINED_ROWS, Shares, joining_threads, sum_of_shares
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
 # Bulk copies of float32 begin at multiples of 4 numbers in memory, and of 32 in shared memory.
 BULK_START, BULK_TILE = 4, 32
-LEAST_SHARE = 4  # steps of a block in tiles that blocks share
-JOINED_ROWS, JOINED_AHEAD = 4, 4  # rows of a block that adds up parts, and parts that it reads together
 GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
 
 
@@ -436,58 +434,6 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
     return scaled_gemm
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How persistent blocks share the tiles that do not fill their last turn, in one line of steps along K.
-
-    Tiles before `first` are whole. Each block takes `share` steps, no more than a tile has: so parts of two tiles at
-    most.
-    """
-
-    blocks: int
-    steps: Any  # of a tile
-    first: Any  # tile that is shared
-    tiles: Any  # that are shared
-    share: Any
-
-    @staticmethod
-    def of(tiles: Any, steps: Any, blocks: int) -> Shares:
-        """Share out a product's tiles of `steps` steps."""
-        left = tiles % blocks
-        least = T.min(LEAST_SHARE, steps)
-        return Shares(blocks, steps, tiles // blocks * blocks, left, T.max(T.ceildiv(left * steps, blocks), least))
-
-    def begin(self, block: Any) -> Any:
-        """Return the first step of a block, or where the steps end."""
-        return T.min(block * self.share, self.tiles * self.steps)
-
-    def pieces(self, block: Any) -> Any:
-        """Count the tiles of which a block sums up a part."""
-        begin, end = self.begin(block), self.begin(block + 1)
-        behind = (begin // self.steps + 1) * self.steps
-        return T.clamp(end - begin, 0, 1) + T.clamp(end - behind, 0, 1)
-
-    def piece(self, block: Any, number: Any) -> tuple[Any, Any, Any]:
-        """Return the shared tile of a block's piece, and the first step and the end of the piece."""
-        tile = self.begin(block) // self.steps + number
-        start = tile * self.steps
-        return tile, T.max(self.begin(block) - start, 0), T.min(self.begin(block + 1) - start, self.steps)
-
-    def owner(self, tile: Any) -> Any:
-        """Return the block that sums up the first step of a shared tile."""
-        return tile * self.steps // self.share
-
-    def owners(self, tile: Any) -> Any:
-        """Count the blocks that share a tile."""
-        return (tile * self.steps + self.steps - 1) // self.share - self.owner(tile) + 1
-
-    def slot(self, block: Any, tile: Any) -> Any:
-        """Return where a block leaves its part of a shared tile. Along the line, each piece has the next block or tile,
-        or both: so no other has this number.
-        """
-        return T.clamp(block + tile, 0, 2 * self.blocks - 1)
-
-
 @library_jit
 def even_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel whose blocks take equally many steps. The tiles of the last turn are shared out along
@@ -495,7 +441,7 @@ def even_scaled_matmul(config: Config, spec: Spec) -> Any:
     """
     bm, bn, blocks = config.block_m, config.block_n, config.blocks
     m, n, k, types = spec.types()
-    joined = replace(config, block_m=JOINED_ROWS, threads=-(-bn // 32) * 32)  # so that each thread has four columns
+    joined = replace(config, block_m=JOINED_ROWS, threads=joining_threads(bn))
 
     @T.prim_func
     def scaled_gemm(
@@ -506,31 +452,25 @@ def even_scaled_matmul(config: Config, spec: Spec) -> Any:
         tiles = T.min(rows * columns, MOST_TILES)
         with T.Kernel(blocks, threads=config.threads) as block:
             T.pdl_trigger()
-            shares = Shares.of(tiles, steps, blocks)
             buffers = buffers_of(config, spec.product.out_dtype)
-            turns = tiles // blocks
+            shares, turns = Shares.of(tiles, steps, blocks), tiles // blocks
             for turn in T.serial(turns + shares.pieces(block)):
-                tile, first, last = shares.piece(block, turn - turns)
-                whole = turn < turns
-                number = T.if_then_else(whole, block + turn * blocks, shares.first + tile)
+                number, whole, first, last = shares.work(block, turn)
                 _, by, bx = tile_of(number, rows, columns, config.panel)
                 row, col = T.min(by, LAST // bm) * bm, T.min(bx, LAST // bn) * bn
                 ends = whole_scales(config, spec, operands, row, col)
-                begin, end = T.if_then_else(whole, 0, first), T.if_then_else(whole, steps, last)
-                product = multiply(config, spec, a, operands, row, col, begin, end)
+                product = multiply(config, spec, a, operands, row, col, first, last)
                 if whole:
                     leave(config, spec, product, ends, operands, buffers, out, row, col)
                 else:
-                    T.copy(product, parts[shares.slot(block, tile), 0, 0])
+                    T.copy(product, parts[shares.slot(block, number - shares.first), 0, 0])
         with T.Kernel(T.ceildiv(bm, JOINED_ROWS), tiles % blocks, threads=joined.threads) as (piece, tile):
-            shares = Shares.of(tiles, steps, blocks)
+            shares, first = Shares.of(tiles, steps, blocks), piece * JOINED_ROWS
             _, by, bx = tile_of(shares.first + tile, rows, columns, config.panel)
-            first = piece * JOINED_ROWS
             row, col = T.min(by, LAST // bm) * bm + first, T.min(bx, LAST // bn) * bn
             ends = whole_scales(joined, spec, operands, row, col)
             T.pdl_sync()
-            slot_of = lambda number: shares.slot(shares.owner(tile) + number, tile)  # noqa: E731
-            product = sum_of_pieces(parts, slot_of, shares.owners(tile), first, JOINED_ROWS, JOINED_AHEAD)
+            product = sum_of_shares(parts, (), shares, tile, first)
             leave(joined, spec, product, ends, operands, (), out, row, col)
 
     return scaled_gemm
