@@ -48,8 +48,8 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 class Shares:
     """How persistent blocks share the tiles that do not fill their last turn, in one line of steps along K.
 
-    Tiles before `first` are whole. A second kernel adds up the parts of the others. Each block takes `share` steps, no more than a tile has: so parts of two tiles at
-    most.
+    Tiles before `first` are whole. A second kernel adds up the parts of the others. Each block takes `share` steps, no
+    more than a tile has: so it leaves parts of two tiles at most.
     """
 
     blocks: int
