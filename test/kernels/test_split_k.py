@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How blocks share the tiles that do not fill their last turn."""
+"""How blocks share the tiles that do not fill their last wave."""
 
 import itertools
 from collections import Counter
@@ -17,15 +17,15 @@ def number(value):
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 132])
 def test_each_step_has_one_block(blocks):
-    """Turns differ by a step at most, and parts lie where the kernel that adds up looks for them."""
+    """Work differs by a step at most, and parts lie where the kernel that adds up looks for them."""
     for tiles, steps in itertools.product((1, 2, 4, 7, 131, 132, 133, 300), (1, 2, 3, 5, 8, 56)):
         shares, found, slots, taken = Shares.of(tiles, steps, blocks), Counter(), {}, Counter()
         for block in range(blocks):
             pieces = shares.pieces(block)
             assert 0 <= pieces <= 2
-            for turn in range(tiles // blocks + pieces):
-                tile, whole, first, last = map(number, shares.work(block, turn))
-                assert 0 <= first < last <= steps and whole == (turn < tiles // blocks) == (tile < shares.first)
+            for iteration in range(tiles // blocks + pieces):
+                tile, whole, first, last = map(number, shares.work(block, iteration))
+                assert 0 <= first < last <= steps and whole == (iteration < tiles // blocks) == (tile < shares.first)
                 found.update((tile, step) for step in range(first, last))
                 taken[block] += last - first
                 if not whole:

@@ -46,7 +46,7 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 
 @dataclass(frozen=True)
 class Shares:
-    """How persistent blocks share the tiles that do not fill their last turn, in one line of steps along K.
+    """How persistent blocks share the tiles that do not fill their last wave, in one line of steps along K.
 
     Tiles before `first` are whole. A second kernel adds up the parts of the others. Each block takes `share` steps, no
     more than a tile has: so it leaves parts of two tiles at most.
@@ -75,13 +75,13 @@ class Shares:
         behind = (begin // self.steps + 1) * self.steps
         return T.clamp(end - begin, 0, 1) + T.clamp(end - behind, 0, 1)
 
-    def work(self, block: Any, turn: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the tile of a block's turn, whether it takes it whole, and the first step and the end."""
-        turns = self.first // self.blocks
-        whole, shared = turn < turns, self.begin(block) // self.steps + turn - turns
+    def work(self, block: Any, iteration: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the tile of a block's iteration, whether it takes it whole, and the first step and the end."""
+        waves = self.first // self.blocks
+        whole, shared = iteration < waves, self.begin(block) // self.steps + iteration - waves
         start = shared * self.steps
         first, last = T.max(self.begin(block) - start, 0), T.min(self.begin(block + 1) - start, self.steps)
-        number = T.if_then_else(whole, block + turn * self.blocks, self.first + shared)
+        number = T.if_then_else(whole, block + iteration * self.blocks, self.first + shared)
         return number, whole, T.if_then_else(whole, 0, first), T.if_then_else(whole, self.steps, last)
 
     def owner(self, tile: Any) -> Any:

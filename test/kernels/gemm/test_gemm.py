@@ -239,8 +239,8 @@ def test_tile_after_tile_on_hopper():
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
 @pytest.mark.parametrize("stored", ["nxk", "kxn"])
-def test_tiles_of_the_last_turn_are_shared(stored, engine, rounds, problems, check):
-    """Blocks share tiles along K where these do not fill a turn: none, some, or all; of one product or two."""
+def test_tiles_of_the_last_wave_are_shared(stored, engine, rounds, problems, check):
+    """Blocks share tiles along K where these do not fill a wave: none, some, or all; of one product or two."""
     for number in rounds(2):
         blocks, count = problems.pick(3, 4, 7), problems.pick(1, 2)
         config = Config(64, problems.pick(64, 128), 64, 128, 2, panel=2, staged=True, blocks=blocks, even=True)

@@ -145,8 +145,8 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
 @pytest.mark.parametrize("form", ["matrix", "rows", "blocks", "runs"])
-def test_tiles_of_the_last_turn_are_shared(form, engine, rounds, problems, check):
-    """Blocks share tiles along K where these do not fill a turn: none, some, or all; a tile has one owner or several.
+def test_tiles_of_the_last_wave_are_shared(form, engine, rounds, problems, check):
+    """Blocks share tiles along K where these do not fill a wave: none, some, or all; a tile has one owner or several.
 
     Outputs begin as NaN, and so does what blocks leave for the kernel that adds up.
     """

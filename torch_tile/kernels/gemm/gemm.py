@@ -191,7 +191,7 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def even_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel whose blocks take equally many steps: they share the tiles of the last turn along K
+    """Build the persistent kernel whose blocks take equally many steps: they share the tiles of the last wave along K
     (`Shares`).
     """
     bm, bn, bk, blocks = config.block_m, config.block_n, config.block_k, config.blocks
@@ -209,9 +209,9 @@ def even_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(blocks, threads=config.threads) as block:
             T.pdl_trigger()
             staged = panel_buffers(config, spec)
-            shares, turns = Shares.of(tiles, steps, blocks), tiles // blocks
-            for turn in T.serial(turns + shares.pieces(block)):
-                number, whole, first, last = shares.work(block, turn)
+            shares, waves = Shares.of(tiles, steps, blocks), tiles // blocks
+            for iteration in T.serial(waves + shares.pieces(block)):
+                number, whole, first, last = shares.work(block, iteration)
                 bz, by, bx = tile_of(number, rows, columns, config.panel)
                 products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, first, last)
                 if whole:

@@ -436,7 +436,7 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def even_scaled_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel whose blocks take equally many steps. The tiles of the last turn are shared out along
+    """Build the persistent kernel whose blocks take equally many steps. The tiles of the last wave are shared out along
     K (`Shares`), and a second kernel adds up their parts.
     """
     bm, bn, blocks = config.block_m, config.block_n, config.blocks
@@ -453,9 +453,9 @@ def even_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(blocks, threads=config.threads) as block:
             T.pdl_trigger()
             buffers = buffers_of(config, spec.product.out_dtype)
-            shares, turns = Shares.of(tiles, steps, blocks), tiles // blocks
-            for turn in T.serial(turns + shares.pieces(block)):
-                number, whole, first, last = shares.work(block, turn)
+            shares, waves = Shares.of(tiles, steps, blocks), tiles // blocks
+            for iteration in T.serial(waves + shares.pieces(block)):
+                number, whole, first, last = shares.work(block, iteration)
                 _, by, bx = tile_of(number, rows, columns, config.panel)
                 row, col = T.min(by, LAST // bm) * bm, T.min(bx, LAST // bn) * bn
                 ends = whole_scales(config, spec, operands, row, col)
