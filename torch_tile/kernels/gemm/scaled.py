@@ -39,7 +39,14 @@ from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
-from torch_tile.kernels.split_k import JOINED_ROWS, Shares, joining_threads, sum_of_shares
+from torch_tile.kernels.split_k import (
+    JOINED_ROWS,
+    Shares,
+    joining_threads,
+    left_for_cluster,
+    sum_in_cluster,
+    sum_of_shares,
+)
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
@@ -476,6 +483,32 @@ def even_scaled_matmul(config: Config, spec: Spec) -> Any:
     return scaled_gemm
 
 
+@library_jit
+def cluster_scaled_matmul(config: Config, spec: Spec) -> Any:
+    """Build the kernel for few tiles: the blocks of a cluster split K, and add up through distributed shared memory."""
+    bm, bn, count = config.block_m, config.block_n, config.splits
+    m, n, k, types = spec.types()
+    joined = replace(config, block_m=-(-bm // count), staged=False)
+
+    @T.prim_func
+    def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
+        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, GROUP)
+        with T.Kernel(count, columns, rows, threads=config.threads, cluster_dims=(count, 1, 1)) as (split, bx, by):
+            share, own = T.ceildiv(steps, count), split * joined.block_m
+            row, col = by * bm, bx * bn
+            ends = whole_scales(joined, spec, operands, row + own, col)
+            last = T.min(split * share + share, steps)
+            product = multiply(config, spec, a, operands, row, col, T.min(split * share, last), last)
+            parts = left_for_cluster([product], count)
+            total = T.alloc_fragment((joined.block_m, bn), "float32")
+            for i, j in T.Parallel(joined.block_m, bn):
+                total[i, j] = sum_in_cluster(parts[0], (own + i, j), count)
+            leave(joined, spec, total, ends, operands, (), out, row + own, col)
+            T.cluster_sync()  # until then others read this block's part
+
+    return scaled_gemm
+
+
 def scaled_gemm(
     *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
@@ -500,7 +533,15 @@ def scaled_gemm(
         return out
     if config.even:
         tensors.append(out.new_empty((2 * config.blocks, config.block_m, config.block_n), dtype=torch.float32))
-    build = even_scaled_matmul if config.even else persistent_scaled_matmul if config.blocks else scaled_matmul
+    build = (
+        cluster_scaled_matmul
+        if config.cluster
+        else even_scaled_matmul
+        if config.even
+        else persistent_scaled_matmul
+        if config.blocks
+        else scaled_matmul
+    )
     machine.kernel(build)(config, spec)(*tensors, out)
     return out
 
