@@ -532,18 +532,19 @@ def scaled_gemm(
         int8_rows.run(spec, tensors, out, config, machine)
         return out
     if config.even:
-        tensors.append(out.new_empty((2 * config.blocks, config.block_m, config.block_n), dtype=torch.float32))
-    build = (
-        cluster_scaled_matmul
-        if config.cluster
-        else even_scaled_matmul
-        if config.even
-        else persistent_scaled_matmul
-        if config.blocks
-        else scaled_matmul
-    )
-    machine.kernel(build)(config, spec)(*tensors, out)
+        shape = 2 * config.blocks, config.block_m, config.block_n
+        tensors.append(out.new_empty(shape, dtype=torch.float32))
+    machine.kernel(kernel_for(config))(config, spec)(*tensors, out)
     return out
+
+
+def kernel_for(config: Config) -> Any:
+    """Return the builder of the kernel of a tiling."""
+    if config.cluster:
+        return cluster_scaled_matmul
+    if config.even:
+        return even_scaled_matmul
+    return persistent_scaled_matmul if config.blocks else scaled_matmul
 
 
 def prepare(
@@ -685,7 +686,9 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
             tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
-    if config.staged:
+    if config.cluster:
+        tiles.append(Tile(bm, bn, 32, parts=(Part.LEAVING,)))
+    elif config.staged:
         width, panels = panels_of(config, spec.product.out_dtype.itemsize)
         tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)
