@@ -14,6 +14,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 
+LAST = 2**31 - 1
 LEAST_SHARE = 4  # steps of a block in tiles that blocks share
 JOINED_ROWS, JOINED_AHEAD = 4, 4  # rows of a block that adds up shares, and parts that it reads together
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
@@ -61,7 +62,7 @@ class Shares:
     @staticmethod
     def of(tiles: Any, steps: Any, blocks: int) -> Shares:
         """Share out a product's tiles of `steps` steps."""
-        left = tiles % blocks
+        left, steps = tiles % blocks, T.clamp(steps, 1, LAST // (blocks + 2))  # so that int32 holds the line
         least = T.min(LEAST_SHARE, steps)
         return Shares(blocks, steps, tiles // blocks * blocks, left, T.max(T.ceildiv(left * steps, blocks), least))
 
@@ -69,18 +70,22 @@ class Shares:
         """Return the first step of a block, or where the steps end."""
         return T.min(block * self.share, self.tiles * self.steps)
 
+    def shared(self, block: Any) -> Any:
+        """Return the shared tile in which a block begins."""
+        return T.min(self.begin(block) // self.steps, self.blocks - 1)
+
     def pieces(self, block: Any) -> Any:
         """Count the tiles of which a block sums up a part."""
         begin, end = self.begin(block), self.begin(block + 1)
-        behind = (begin // self.steps + 1) * self.steps
+        behind = (self.shared(block) + 1) * self.steps
         return T.clamp(end - begin, 0, 1) + T.clamp(end - behind, 0, 1)
 
     def work(self, block: Any, iteration: Any) -> tuple[Any, Any, Any, Any]:
         """Return the tile of a block's iteration, whether it takes it whole, and the first step and the end."""
         waves = self.first // self.blocks
-        whole, shared = iteration < waves, self.begin(block) // self.steps + iteration - waves
+        whole, shared = iteration < waves, T.clamp(self.shared(block) + iteration - waves, 0, self.blocks - 1)
         start = shared * self.steps
-        first, last = T.max(self.begin(block) - start, 0), T.min(self.begin(block + 1) - start, self.steps)
+        first, last = (T.clamp(self.begin(at) - start, 0, self.steps) for at in (block, block + 1))
         number = T.if_then_else(whole, block + iteration * self.blocks, self.first + shared)
         return number, whole, T.if_then_else(whole, 0, first), T.if_then_else(whole, self.steps, last)
 
