@@ -163,18 +163,6 @@ def test_tiles_of_the_last_wave_are_shared(form, engine, rounds, problems, check
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
-@pytest.mark.parametrize("form", ["matrix", "rows", "blocks", "runs"])
-def test_blocks_of_a_cluster_share_a_sum(form, engine, problems, check):
-    config = Config(64, problems.pick(64, 96), 128, 128, 3, staged=True, splits=problems.pick(2, 3, 4), cluster=True)
-    m, n, k = problems.size(150), 16 * problems.pick(1, 7, 8), 128 * problems.pick(1, 2, 5, 9) + 16
-    args = arguments(problems, FORMS[form], m, n, k)
-    args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
-    row = problems.tensor(n, dtype=F32)
-    got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config=config)
-    check(got, exact(*args, [row], "r", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}, {config}", BF16)
-
-
-@pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("together", [1, 2])
 def test_persistent_blocks(together, engine, problems, check):
     """Blocks take several tiles each, alone or in clusters that share tiles of b; tiles have two runs of scales."""

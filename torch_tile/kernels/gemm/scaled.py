@@ -43,8 +43,6 @@ from torch_tile.kernels.split_k import (
     JOINED_ROWS,
     Shares,
     joining_threads,
-    left_for_cluster,
-    sum_in_cluster,
     sum_of_shares,
 )
 
@@ -483,32 +481,6 @@ def even_scaled_matmul(config: Config, spec: Spec) -> Any:
     return scaled_gemm
 
 
-@library_jit
-def cluster_scaled_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel for few tiles: the blocks of a cluster split K, and add up through distributed shared memory."""
-    bm, bn, count = config.block_m, config.block_n, config.splits
-    m, n, k, types = spec.types()
-    joined = replace(config, block_m=-(-bm // count), staged=False)
-
-    @T.prim_func
-    def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
-        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, GROUP)
-        with T.Kernel(count, columns, rows, threads=config.threads, cluster_dims=(count, 1, 1)) as (split, bx, by):
-            share, own = T.ceildiv(steps, count), split * joined.block_m
-            row, col = by * bm, bx * bn
-            ends = whole_scales(joined, spec, operands, row + own, col)
-            last = T.min(split * share + share, steps)
-            product = multiply(config, spec, a, operands, row, col, T.min(split * share, last), last)
-            parts = left_for_cluster([product], count)
-            total = T.alloc_fragment((joined.block_m, bn), "float32")
-            for i, j in T.Parallel(joined.block_m, bn):
-                total[i, j] = sum_in_cluster(parts[0], (own + i, j), count)
-            leave(joined, spec, total, ends, operands, (), out, row + own, col)
-            T.cluster_sync()  # until then others read this block's part
-
-    return scaled_gemm
-
-
 def scaled_gemm(
     *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
 ) -> torch.Tensor:
@@ -540,8 +512,6 @@ def scaled_gemm(
 
 def kernel_for(config: Config) -> Any:
     """Return the builder of the kernel of a tiling."""
-    if config.cluster:
-        return cluster_scaled_matmul
     if config.even:
         return even_scaled_matmul
     return persistent_scaled_matmul if config.blocks else scaled_matmul
@@ -686,9 +656,7 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
             tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
-    if config.cluster:
-        tiles.append(Tile(bm, bn, 32, parts=(Part.LEAVING,)))
-    elif config.staged:
+    if config.staged:
         width, panels = panels_of(config, spec.product.out_dtype.itemsize)
         tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
     return Footprint(tuple(tiles), bulk)
