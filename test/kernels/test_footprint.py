@@ -39,7 +39,6 @@ def of_dequant(config, spec, bulk):
 
 FOOTPRINTS = {
     "gemm": of_gemm,
-    "even_gemm": of_gemm,
     "split_gemm": of_gemm,
     "cluster_gemm": of_gemm,
     "gemv": of_gemv,

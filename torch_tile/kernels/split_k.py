@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 
-LAST = 2**31 - 1
-LEAST_SHARE = 4  # steps of a block in tiles that blocks share
-JOINED_ROWS, JOINED_AHEAD = 4, 4  # rows of a block that adds up shares, and parts that it reads together
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
 
 
@@ -42,91 +38,6 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
         for value in read_ahead(parts, iteration, MOST_AHEAD, place, first, width):
             for j in T.Parallel(width):
                 total[j] += value[j]
-    return total
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How persistent blocks share the tiles that do not fill their last wave, in one line of steps along K.
-
-    Tiles before `first` are whole. A second kernel adds up the parts of the others. Each block takes `share` steps, no
-    more than a tile has: so it leaves parts of two tiles at most.
-    """
-
-    blocks: int
-    steps: Any  # of a tile
-    first: Any  # tile that is shared
-    tiles: Any  # that are shared
-    share: Any
-
-    @staticmethod
-    def of(tiles: Any, steps: Any, blocks: int) -> Shares:
-        """Share out a product's tiles of `steps` steps."""
-        left, steps = tiles % blocks, T.clamp(steps, 1, LAST // (blocks + 2))  # so that int32 holds the line
-        least = T.min(LEAST_SHARE, steps)
-        return Shares(blocks, steps, tiles // blocks * blocks, left, T.max(T.ceildiv(left * steps, blocks), least))
-
-    def begin(self, block: Any) -> Any:
-        """Return the first step of a block, or where the steps end."""
-        return T.min(block * self.share, self.tiles * self.steps)
-
-    def shared(self, block: Any) -> Any:
-        """Return the shared tile in which a block begins."""
-        return T.min(self.begin(block) // self.steps, self.blocks - 1)
-
-    def pieces(self, block: Any) -> Any:
-        """Count the tiles of which a block sums up a part."""
-        begin, end = self.begin(block), self.begin(block + 1)
-        behind = (self.shared(block) + 1) * self.steps
-        return T.clamp(end - begin, 0, 1) + T.clamp(end - behind, 0, 1)
-
-    def work(self, block: Any, iteration: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the tile of a block's iteration, whether it takes it whole, and the first step and the end."""
-        waves = self.first // self.blocks
-        whole, shared = iteration < waves, T.clamp(self.shared(block) + iteration - waves, 0, self.blocks - 1)
-        start = shared * self.steps
-        first, last = (T.clamp(self.begin(at) - start, 0, self.steps) for at in (block, block + 1))
-        number = T.if_then_else(whole, block + iteration * self.blocks, self.first + shared)
-        return number, whole, T.if_then_else(whole, 0, first), T.if_then_else(whole, self.steps, last)
-
-    def owner(self, tile: Any) -> Any:
-        """Return the block that sums up the first step of a shared tile."""
-        return tile * self.steps // self.share
-
-    def owners(self, tile: Any) -> Any:
-        """Count the blocks that share a tile."""
-        return (tile * self.steps + self.steps - 1) // self.share - self.owner(tile) + 1
-
-    def slot(self, block: Any, tile: Any) -> Any:
-        """Return where a block leaves its part of a shared tile. Along the line, each piece has the next block or tile,
-        or both: so no other has this number.
-        """
-        return T.clamp(block + tile, 0, 2 * self.blocks - 1)
-
-
-def joining_threads(columns: int) -> int:
-    """Return the threads of a block that adds up `JOINED_ROWS` rows of parts: four columns of a row for each."""
-    return -(-columns // 32) * 32
-
-
-@T.macro
-def sum_of_shares(parts: Any, place: tuple[Any, ...], shares: Shares, tile: Any, first: Any) -> Any:
-    """Compute the sum of a shared tile's parts `parts[slot, *place]`, in the order of blocks, of `JOINED_ROWS` rows
-    from `first` on.
-    """
-    shape, count = (JOINED_ROWS, parts.shape[-1]), shares.owners(tile)
-    total = T.alloc_fragment(shape, parts.dtype)
-    T.clear(total)
-    for iteration in T.serial(T.ceildiv(count, JOINED_AHEAD)):
-        values = [T.alloc_fragment(shape, parts.dtype) for _ in range(JOINED_AHEAD)]
-        for n, value in zip(range(JOINED_AHEAD), values, strict=True):
-            number = T.min(iteration * JOINED_AHEAD + n, count - 1)  # so that no load waits for a test
-            slot = shares.slot(shares.owner(tile) + number, tile)
-            for i, j in T.Parallel(*shape):
-                value[i, j] = parts[(slot, *place, first + i, j)]
-        for n, value in zip(range(JOINED_AHEAD), values, strict=True):
-            for i, j in T.Parallel(*shape):
-                total[i, j] += T.if_then_else(iteration * JOINED_AHEAD + n < count, value[i, j], 0.0)
     return total
 
 

@@ -237,25 +237,6 @@ def test_tile_after_tile_on_hopper():
     torch.testing.assert_close(out.float(), a.float() @ b.float().mT + bias.float(), rtol=1e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
-@pytest.mark.parametrize("stored", ["nxk", "kxn"])
-def test_tiles_of_the_last_wave_are_shared(stored, engine, rounds, problems, check):
-    """Blocks share tiles along K where these do not fill a wave: none, some, or all; of one product or two."""
-    for number in rounds(2):
-        blocks, count = problems.pick(3, 4, 7), problems.pick(1, 2)
-        config = Config(64, problems.pick(64, 128), 64, 128, 2, panel=2, staged=True, blocks=blocks, even=True)
-        m, n, k = problems.size(200), 8 * problems.size(30), 64 * problems.pick(1, 3, 9, 17) + 8
-        a, row = problems.tensor(2, m, k, dtype=torch.bfloat16, layout="dense"), problems.tensor(n)
-        batch = problems.pick(1, 2)
-        shape = (batch, n, k) if stored == "nxk" else (batch, k, n)
-        bs = [problems.tensor(*shape, dtype=torch.bfloat16, layout="dense") for _ in range(count)]
-        bs = [b.mT if stored == "nxk" else b for b in bs]
-        epilogue = "v=add(acc0,x0);ret v" if count == 1 else "v=mul(acc0,acc1);w=add(v,x0);ret w"
-        got = gemm(a, bs, [row], "r", epilogue, torch.bfloat16, config=config)
-        want = reference(a.double(), [b.double() for b in bs], [row.double()], "r", epilogue, torch.float64)
-        check(got, want, f"{number}: {m}x{n}x{k} {config}", torch.bfloat16)
-
-
 @pytest.mark.parametrize("stored", ["nxk", "kxn"])
 @pytest.mark.parametrize(
     "config, function",

@@ -2,7 +2,6 @@
 """Products of float8 matrices with scales of every form, against float64."""
 
 import importlib
-import math
 from dataclasses import replace
 
 import pytest
@@ -141,25 +140,6 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
     check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", F32)
     spec = prepare(ScaledGemmArgs(*args, [], "", "", F32), HOPPER, got)[0]
     assert spec.scales[1].runs(64) == (form != "blocks of a") and not spec.scales[1].runs(96)
-
-
-@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
-@pytest.mark.parametrize("form", ["matrix", "rows", "blocks", "runs"])
-def test_tiles_of_the_last_wave_are_shared(form, engine, rounds, problems, check):
-    """Blocks share tiles along K where these do not fill a wave: none, some, or all; a tile has one owner or several.
-
-    Outputs begin as NaN, and so does what blocks leave for the kernel that adds up.
-    """
-    for number in rounds(2):
-        blocks = problems.pick(3, 4, 7)
-        config = Config(64, problems.pick(64, 96), 128, 128, 3, panel=8, staged=True, blocks=blocks, even=True)
-        m, n, k = problems.size(200), 16 * problems.pick(1, 7, 8, 17), 128 * problems.pick(1, 2, 5, 9) + 16
-        args = arguments(problems, FORMS[form], m, n, k)
-        args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
-        row, out = problems.tensor(n, dtype=F32), torch.full((m, n), math.nan, dtype=BF16)
-        got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config=config, out=out)
-        want = exact(*args, [row], "r", "v=add(acc0,x0);ret v")
-        check(got, want, f"{number}: {m}x{n}x{k}, {config}", BF16)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

@@ -27,15 +27,7 @@ from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.split_k import (
-    JOINED_ROWS,
-    Shares,
-    joining_threads,
-    left_for_cluster,
-    sum_in_cluster,
-    sum_of_parts,
-    sum_of_shares,
-)
+from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -143,28 +135,6 @@ def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
     return bz, band * panel + place % height, place // height
 
 
-@T.macro
-def leave(
-    config: Config, spec: Spec, products: Sequence[Any], aux: Sequence[Any], staged: Sequence[Any], out: Any,
-    bz: Any, row: Any, col: Any,
-) -> None:  # fmt: skip
-    """Store a tile of the result by panels of columns, through the tiles `staged`."""
-    bm, (width, panels) = config.block_m, panels_of(config, spec.out_dtype.itemsize)
-    for start, buffer in panels:
-        result = T.alloc_fragment((bm, width), spec.out_dtype)
-        for i, j in T.Parallel(bm, width):
-            values = [at(config, p, i, start + j) for p in products]
-            result[i, j] = finish(spec, values, aux, bz, row + i, col + start + j)
-        T.copy(result, staged[buffer])
-        T.copy(staged[buffer], out[bz, row, col + start])
-
-
-def panel_buffers(config: Config, spec: Spec) -> list[Any]:
-    """Allocate the tiles through which panels leave."""
-    width, panels = panels_of(config, spec.out_dtype.itemsize)
-    return [T.alloc_shared((config.block_m, width), spec.out_dtype) for _ in panels[:2]]
-
-
 @library_jit
 def persistent_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile and overlap one tile's store with the
@@ -173,62 +143,28 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
     a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
+    width, panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = panel_buffers(config, spec)
+            staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
             for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 bz, by, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
                 products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
-                leave(config, spec, products, aux, staged, out, bz, by * bm, bx * bn)
+                for start, buffer in panels:
+                    col = bx * bn + start
+                    result = T.alloc_fragment((bm, width), spec.out_dtype)
+                    for i, j in T.Parallel(bm, width):
+                        values = [at(config, p, i, start + j) for p in products]
+                        result[i, j] = finish(spec, values, aux, bz, by * bm + i, col + j)
+                    T.copy(result, staged[buffer])
+                    T.copy(staged[buffer], out[bz, by * bm, col])
 
     return gemm
-
-
-@library_jit
-def even_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel whose blocks take equally many steps: they share the tiles of the last wave along K
-    (`Shares`).
-    """
-    bm, bn, bk, blocks = config.block_m, config.block_n, config.block_k, config.blocks
-    batch, m, n, k = spec.sizes()
-    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
-    part_type = T.Tensor((2 * blocks, len(b_types), bm, bn), compute_dtype(spec.dtype))
-
-    @T.prim_func
-    def even_gemm(
-        a: a_type, *operands: [*b_types, *aux_types], parts: part_type, out: T.Tensor((batch, m, n), spec.out_dtype)
-    ):
-        bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
-        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
-        tiles = T.min(batch * rows * columns, MOST_TILES)
-        with T.Kernel(blocks, threads=config.threads) as block:
-            T.pdl_trigger()
-            staged = panel_buffers(config, spec)
-            shares, waves = Shares.of(tiles, steps, blocks), tiles // blocks
-            for iteration in T.serial(waves + shares.pieces(block)):
-                number, whole, first, last = shares.work(block, iteration)
-                bz, by, bx = tile_of(number, rows, columns, config.panel)
-                products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, first, last)
-                if whole:
-                    leave(config, spec, products, aux, staged, out, bz, by * bm, bx * bn)
-                else:
-                    for which, product in enumerate(products):
-                        T.copy(product, parts[shares.slot(block, number - shares.first), which, 0, 0])
-        with T.Kernel(T.ceildiv(bm, JOINED_ROWS), tiles % blocks, threads=joining_threads(bn)) as (piece, tile):
-            shares, first = Shares.of(tiles, steps, blocks), piece * JOINED_ROWS
-            bz, by, bx = tile_of(shares.first + tile, rows, columns, config.panel)
-            T.pdl_sync()
-            sums = [sum_of_shares(parts, (which,), shares, tile, first) for which, _ in enumerate(b_types)]
-            for i, j in T.Parallel(JOINED_ROWS, bn):
-                row, col = by * bm + first + i, bx * bn + j
-                out[bz, row, col] = finish(spec, [total[i, j] for total in sums], aux, bz, row, col)
-
-    return even_gemm
 
 
 @library_jit
@@ -364,12 +300,6 @@ def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None)
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
     if config is None:
         whole.copy_(reference(*args))
-        return
-    if config.even:
-        parts = out.new_empty(
-            (2 * config.blocks, len(bs), config.block_m, config.block_n), dtype=compute_dtype(a.dtype)
-        )
-        machine.kernel(even_matmul)(config, spec)(a, *operands, *aux, parts, out)
         return
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul

@@ -64,7 +64,7 @@ def tile_of_group(
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
     matrix = (T.clamp(group, 0, groups - 1),)
     ends = whole_scales(config, spec, operands, first, col, matrix)
-    product = multiply(config, spec, a, operands, first, col, 0, steps, matrix)
+    product = multiply(config, spec, a, operands, first, col, steps, matrix)
     leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
 
 

@@ -55,7 +55,7 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
             first = group * height + by * bm
             ends = whole_scales(config, spec, operands, first, bx * bn, (group,))
-            product = multiply(config, spec, a, operands, first, bx * bn, 0, steps, (group,))
+            product = multiply(config, spec, a, operands, first, bx * bn, steps, (group,))
             ends.share()
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i

@@ -39,12 +39,6 @@ from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
-from torch_tile.kernels.split_k import (
-    JOINED_ROWS,
-    Shares,
-    joining_threads,
-    sum_of_shares,
-)
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
@@ -291,10 +285,10 @@ def whole_scales(
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any,
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
     matrix: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
-    """Compute one tile of the product, with the scales of groups applied, summed over the steps `first <= step < last`.
+    """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
 
     `matrix` is the index of b if there are several: rows of each then begin anywhere.
     """
@@ -310,8 +304,8 @@ def multiply(
     of_a = GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix)) if kind_a.grouped else None
     of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
     for each in filter(None, (of_a, of_b)):
-        each.fetch(first)
-    for step in T.Pipelined(first, last, num_stages=config.stages):
+        each.fetch(0)
+    for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, step * GROUP], a_tile)
         T.copy(b[(*matrix, col, step * packed)], words)
         for each in filter(None, (of_a, of_b)):
@@ -408,7 +402,7 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
                 T.use_swizzle(config.panel)
             buffers = buffers_of(config, spec.product.out_dtype)
             ends = whole_scales(config, spec, operands, by * bm, bx * bn)
-            product = multiply(config, spec, a, operands, by * bm, bx * bn, 0, T.ceildiv(k, GROUP))
+            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
             leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
 
     return scaled_gemm
@@ -433,50 +427,8 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
                 row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
                 ends = whole_scales(config, spec, operands, row, col)
-                product = multiply(config, spec, a, operands, row, col, 0, T.ceildiv(k, GROUP))
+                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
                 leave(config, spec, product, ends, operands, buffers, out, row, col)
-
-    return scaled_gemm
-
-
-@library_jit
-def even_scaled_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel whose blocks take equally many steps. The tiles of the last wave are shared out along
-    K (`Shares`), and a second kernel adds up their parts.
-    """
-    bm, bn, blocks = config.block_m, config.block_n, config.blocks
-    m, n, k, types = spec.types()
-    joined = replace(config, block_m=JOINED_ROWS, threads=joining_threads(bn))
-
-    @T.prim_func
-    def scaled_gemm(
-        a: types[0], *operands: types[1:], parts: T.Tensor((2 * blocks, bm, bn), "float32"),
-        out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
-        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, GROUP)
-        tiles = T.min(rows * columns, MOST_TILES)
-        with T.Kernel(blocks, threads=config.threads) as block:
-            T.pdl_trigger()
-            buffers = buffers_of(config, spec.product.out_dtype)
-            shares, waves = Shares.of(tiles, steps, blocks), tiles // blocks
-            for iteration in T.serial(waves + shares.pieces(block)):
-                number, whole, first, last = shares.work(block, iteration)
-                _, by, bx = tile_of(number, rows, columns, config.panel)
-                row, col = T.min(by, LAST // bm) * bm, T.min(bx, LAST // bn) * bn
-                ends = whole_scales(config, spec, operands, row, col)
-                product = multiply(config, spec, a, operands, row, col, first, last)
-                if whole:
-                    leave(config, spec, product, ends, operands, buffers, out, row, col)
-                else:
-                    T.copy(product, parts[shares.slot(block, number - shares.first), 0, 0])
-        with T.Kernel(T.ceildiv(bm, JOINED_ROWS), tiles % blocks, threads=joined.threads) as (piece, tile):
-            shares, first = Shares.of(tiles, steps, blocks), piece * JOINED_ROWS
-            _, by, bx = tile_of(shares.first + tile, rows, columns, config.panel)
-            row, col = T.min(by, LAST // bm) * bm + first, T.min(bx, LAST // bn) * bn
-            ends = whole_scales(joined, spec, operands, row, col)
-            T.pdl_sync()
-            product = sum_of_shares(parts, (), shares, tile, first)
-            leave(joined, spec, product, ends, operands, (), out, row, col)
 
     return scaled_gemm
 
@@ -503,18 +455,8 @@ def scaled_gemm(
     if config.transposed:
         int8_rows.run(spec, tensors, out, config, machine)
         return out
-    if config.even:
-        shape = 2 * config.blocks, config.block_m, config.block_n
-        tensors.append(out.new_empty(shape, dtype=torch.float32))
-    machine.kernel(kernel_for(config))(config, spec)(*tensors, out)
+    machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
     return out
-
-
-def kernel_for(config: Config) -> Any:
-    """Return the builder of the kernel of a tiling."""
-    if config.even:
-        return even_scaled_matmul
-    return persistent_scaled_matmul if config.blocks else scaled_matmul
 
 
 def prepare(

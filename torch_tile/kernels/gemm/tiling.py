@@ -26,8 +26,7 @@ class Config:
     With `splits > 1` so many blocks share the sum over K. A second kernel adds up their parts, or they do it themselves
     as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result. `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
-    other, else there is one for each. If `even`, they share the tiles of the last wave along K, and a second kernel
-    adds up their parts. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
+    other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
     columns. `resident` blocks share the registers of a multiprocessor.
     """
 
@@ -43,7 +42,6 @@ class Config:
     blocks: int = 0
     transposed: bool = False
     resident: int = 1
-    even: bool = False
 
 
 @dataclass(frozen=True)
