@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from torch_tile.kernels.mla.decode import EVENLY_SPLIT, mla_decode, reference as decoded
-from torch_tile.kernels.mla.scheduler import BEGINNING, BLOCK, mla_schedule, plan, reference
+from torch_tile.kernels.mla.scheduler import (
+    BEGINNING,
+    BLOCK,
+    LEAST_PIECE,
+    LOADS_TRIED,
+    least_load,
+    mla_schedule,
+    plan,
+    reference,
+    suffices,
+)
 from torch_tile.kernels.mla.spec import Config
 
 
@@ -41,6 +51,33 @@ def test_all_positions_have_a_unit_and_no_unit_waits_for_another(problems):
             assert sum(1 for unit, *_ in found[n]) == found[n][-1][0] - found[n][0][0] + 1
         fair = sum(-(-length // BLOCK) + BEGINNING for length in lengths) / units
         assert max(work, default=0) <= fair + 2 * BEGINNING + 1, (lengths, units)
+
+
+def test_a_plan_has_the_least_load_of_those_tried(problems):
+    """A load suffices if the last unit, which takes what is left, has no more work than all other units."""
+    for _ in range(100):
+        lengths, units = some_lengths(problems), problems.pick(1, 2, 5, 66, 132)
+        sizes = [-(-length // BLOCK) for length in lengths]
+        load, each = least_load(sizes, units), -(-sum(sizes) // units)
+        most = max(pieces(plan(lengths, units), units, lengths)[1], default=0)
+        assert suffices(load, sizes, units) and most <= load + 1, (lengths, units)
+        high = max(-(-sum(n + BEGINNING for n in sizes) // units), LEAST_PIECE) + BEGINNING
+        low = max(each, LEAST_PIECE) + BEGINNING
+        if high - low < LOADS_TRIED:  # then all are tried
+            assert not any(suffices(less, sizes, units) for less in range(low, load)), (lengths, units)
+
+
+@pytest.mark.parametrize("units", [7, 66, 132])
+def test_equal_sequences_are_divided_as_evenly_as_splits(units, problems):
+    """No piece is longer than an even split's, if its blocks come in pairs."""
+    for batch in range(1, units + 1):
+        count = problems.random.randint(1, 300)
+        rows = plan([count * BLOCK] * batch, units)
+        most = max(
+            end - begin for own in pieces(rows, units, [count * BLOCK] * batch)[0].values() for _, begin, end in own
+        )
+        even = -(-count // (units // batch))
+        assert most <= max(even + even % 2, LEAST_PIECE), (batch, count)
 
 
 @pytest.mark.parametrize("batch, length, shared", [(64, 4096, 0), (128, 4096, 0), (16, 8192, 16), (1, 8192, 1)])
