@@ -46,6 +46,11 @@ class Line:
     breaks: int = 0
     failed: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_line(cls, line: dict[str, Any]) -> Line:
+        """The line as it was written to a file."""
+        return cls(**{**line, "times": {name: Timing(**t) for name, t in line["times"].items()}})
+
     def ratio(self, rival: str) -> float:
         """How many times faster than a rival ours is."""
         return self.times[rival].median / self.times["tile"].median

@@ -7,6 +7,7 @@ namespace tile {
 
 TILE_DEVICE void barrier() { __syncthreads(); }      // all threads of the block
 TILE_DEVICE void warp_barrier() { __syncwarp(); }    // the 32 threads of a warp
+TILE_DEVICE void lanes_barrier() { __syncwarp(__activemask()); }  // those of them that come here together
 
 // `threads` threads of the block, whole warps, at barrier `number`; 0 is that of `barrier`.
 template <int number, int threads> TILE_DEVICE void named_barrier() {

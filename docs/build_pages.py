@@ -123,7 +123,9 @@ def public_names(module: types.ModuleType) -> dict[str, Any]:
     for name in sorted(dir(module), key=str.lower):
         value = getattr(module, name)
         imported = getattr(value, "__module__", "") in ("typing", "__future__")
-        if not name.startswith("_") and not imported and not isinstance(value, types.ModuleType):
+        is_fast_math = name.startswith("__") and not name.endswith("__")  # T.__exp: CUDA's spelling, for users, too
+        is_public = is_fast_math or not name.startswith("_")
+        if is_public and not imported and not isinstance(value, types.ModuleType):
             found[name] = value
     return found
 

@@ -374,13 +374,22 @@ def file_sizes(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}: {lines} lines, the limit is {MAX_FILE}"
 
 
+def decorators(node: ast.AST) -> set[str]:
+    """The last names of all decorators of functions in a piece of code: `jit` of `@torch_tile.jit(strict=True)`."""
+    functions = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
+    return {re.split(r"\W", ast.unparse(d).partition("(")[0])[-1] for n in functions for d in n.decorator_list}
+
+
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function is traced, or holds one that is."""
-    inside = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
-    traced = {"jit", "prim_func", "macro"}
-    return any(
-        re.split(r"\W", ast.unparse(d).partition("(")[0])[-1] in traced for n in inside for d in n.decorator_list
-    )
+    return bool(decorators(node) & {"jit", "library_jit", "prim_func", "macro"})
+
+
+def library_kernels(root: Path) -> Iterator[str]:
+    """Kernels of the library keep what their tilings were measured with."""
+    for path, layer in sources(root):
+        if layer == "kernels" and "jit" in decorators(parse(path)):
+            yield f"{path.relative_to(root)}: decorate kernels of the library with `library_jit`"
 
 
 def function_sizes(root: Path) -> Iterator[str]:
@@ -490,6 +499,7 @@ RULES = [
     import_circles,
     light_import,
     mocks,
+    library_kernels,
     identities,
     visitors,
     capability_numbers,
@@ -612,6 +622,11 @@ PLANTED = [
     ),
     (visitors, {"torch_tile/jit.py": "class A:\n    def For(self, n):\n        return n\n"}, "name it visit_For"),
     (identities, {"torch_tile/jit.py": "def f(n):\n    return {id(n): 1}\n"}, "takes an identity by `id`"),
+    (
+        library_kernels,
+        {"torch_tile/kernels/a.py": "@torch_tile.jit(strict=True)\ndef f():\n    pass\n"},
+        "kernels/a.py: decorate kernels",
+    ),
     (mocks, {"torch_tile/jit.py": "from unittest.mock import patch\n"}, "jit.py:3: the package may not import"),
     (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
     (

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A command's parser, which refuses unknown options itself."""
+    """Parse the options of one command; its errors show that command's usage, not the program's."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and name the command's own usage and nearest option for an unknown one."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.runtime.cache import cache_dir
 
 CACHE = "TORCH_TILE_CACHE_DIR"
@@ -48,6 +49,7 @@ def is_cache_enabled() -> bool:
     return _uncached is None
 
 
+@names_parameters
 def set_log_level(level: str | int) -> None:
     """Show torch_tile's messages from this level on: a `logging` number or its name. Raises ValueError."""
     logging.getLogger("torch_tile").setLevel(level.upper() if isinstance(level, str) else level)

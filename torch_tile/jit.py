@@ -30,6 +30,7 @@ from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
@@ -268,6 +269,7 @@ def par_compile(
         why = f"is one kernel, {funcs.__name__}" if is_one else f"is {type(funcs).__name__}"
         fix = "give a list of kernels, or call torch_tile.compile"
         raise error("bad_argument", None, op="par_compile", name="funcs", why=why, fix=fix)
+    pass_options("par_compile", None, ("num_workers", "ignore_error"), **options)
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
     return all_of(jobs, target, num_workers, ignore_error)
 
@@ -324,8 +326,6 @@ class JITFunction:
         self.function: FunctionType = function
         self.out_idx, self.options = out_idx, options or PassOptions()
         self.target: object = Target.of(target) if isinstance(target, dict) else target  # kernels are found by it
-        if (function.__module__ or "").startswith("torch_tile.kernels."):  # cells and prompts may have none
-            self.options = replace(self.options, measured=True)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)
@@ -541,6 +541,7 @@ class JITFunction:
         """Return the profiler of the kernel for the arguments of `compile`."""
         return self.compile(*args, **kwargs).get_profiler(tensor_supply_type or TensorSupplyType.Auto)
 
+    @names_parameters
     def par_compile(
         self, configs: Iterable[Sequence[Any] | Mapping[str, Any]], num_workers: int | None = None,
         ignore_error: bool = False,

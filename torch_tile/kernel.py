@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.context import Build, Schedule
 from torch_tile.diagnostics.errors import LaunchError, TileError
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
@@ -177,6 +178,7 @@ class JITKernel(metaclass=Compiled):
         else:
             self.export_sources(file)
 
+    @names_parameters
     def export_sources(self, kernel_path: str | Path, host_path: str | Path | None = None) -> None:
         """Write the generated C++ to a file."""
         Path(kernel_path).write_text(self.source)
@@ -187,6 +189,7 @@ class JITKernel(metaclass=Compiled):
             raise LaunchError(f"{self!r} has no cubin; compile it with target='cuda'")
         Path(path).write_bytes(self.cubin.data)
 
+    @names_parameters
     def interpret(self, *args: Any, blocks: Any = None) -> Findings:
         """Run what the kernel's threads do on CPU tensors, without a GPU, and report what they do wrong.
 
@@ -202,6 +205,7 @@ class JITKernel(metaclass=Compiled):
 
         return interpret(self.lowered, self.program, args, self.out_idx, blocks)
 
+    @names_parameters
     def profile(self, sizes: Mapping[str, int] | None = None) -> LineTimes:
         """Estimate the time of each line of the kernel; it prints as a table.
 
@@ -217,6 +221,7 @@ class JITKernel(metaclass=Compiled):
         is_here = self.target.kind == "cpu" or (_torch is not None and _torch.cuda.is_available())
         return line_times(self.program, self.target, sizes, measure if is_here else None)
 
+    @names_parameters
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Return a profiler, which times and compares on made-up inputs; all sizes must be known."""
         return Profiler(self, tensor_supply_type)
@@ -233,6 +238,7 @@ class RefusingKernel(JITKernel):
         """Raise the error, in each call."""
         raise self.problem
 
+    @names_parameters
     def interpret(self, *args: Any, blocks: Any = None) -> Findings:
         """Raise the error."""
         raise self.problem

@@ -120,18 +120,21 @@ def need_backend(op: str, backend: object) -> None:
 
 
 def pass_options(
-    op: str, base: PassOptions | None = None, /, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
+    op: str, base: PassOptions | None = None, own: tuple[str, ...] = (), /, strict: bool = False,
+    pass_configs: Mapping[str, Any] | None = None,
     compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
 ) -> PassOptions:  # fmt: skip
     """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.
+
+    `own` are the other parameters of `op`, to name in that error.
 
     A switch that no argument names keeps its value in `base`, else that of `options_around`.
     """
     base = base or _around.get() or PassOptions()
     for name in others:
         if name not in ACCEPTED:
-            near = nearest(name, KNOWN)
-            fix = f"did you mean {near}?" if near else f"give one of {', '.join(KNOWN)}"
+            near = nearest(name, (*own, *KNOWN))
+            fix = f"did you mean {near}?" if near else f"give one of {', '.join((*own, *KNOWN))}"
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
     for name, value, wanted in (("strict", strict, bool), ("pass_configs", pass_configs or {}, Mapping)):
         if not isinstance(value, wanted):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.spelling import did_you_mean, names_parameters
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -48,6 +48,7 @@ class TensorSupplyType(enum.Enum):
     Auto = 7
 
 
+@names_parameters
 def do_bench(
     fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
     fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
@@ -222,6 +223,7 @@ class Profiler:
         wanted = self.kernel.params if with_output else self.kernel.launcher.given
         return [made_up(p, self.supply, self.kernel.launcher.kind, dynamic_symbolic_constraints) for p in wanted]
 
+    @names_parameters
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
         input_tensors: Sequence[Any] | None = None, return_mode: str = "median", backend: str | None = None,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import detected
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt, "eq": operator.eq}
 
 
+@names_parameters
 def torch_assert_close(
     actual: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-2, atol: float = 1e-2,
     max_mismatched_ratio: float = 0.001, verbose: bool = False, equal_nan: bool = True,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.compiler.binding import scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.diagnostics.signatures import can_take
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
@@ -45,6 +46,7 @@ _lock = threading.Lock()
 _kernels: dict[str, JITKernel] = {}  # by the names of their operators
 
 
+@names_parameters
 def custom_op(
     kernel: JITKernel,
     *,

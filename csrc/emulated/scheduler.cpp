@@ -196,15 +196,6 @@ void go_on(Gathering& lanes) {
   wake(&lanes);
 }
 
-// Join lanes of a warp that parted at a wait behind it, as compiled code does. A lane may wait for lanes that are
-// elsewhere and never come. It goes on when nothing else can.
-void gather_lanes() {
-  Gathering& lanes = state.warps[state.current / 32].lanes;
-  const unsigned generation = lanes.generation;
-  if (++lanes.arrived == alive_in_warp()) return go_on(lanes);
-  while (lanes.generation == generation) sleep_on(&lanes);
-}
-
 bool scatter_lanes() {
   bool found = false;
   for (Warp& warp : state.warps)
@@ -393,6 +384,15 @@ void meet_warp(const char* operation) {
     return;
   }
   while (warp.generation == generation) sleep_on(&warp);
+}
+
+// Join lanes of a warp that parted at a wait behind it, as compiled code does. A lane may wait for lanes that are
+// elsewhere and never come. It goes on when nothing else can.
+void gather_lanes() {
+  Gathering& lanes = state.warps[state.current / 32].lanes;
+  const unsigned generation = lanes.generation;
+  if (++lanes.arrived == alive_in_warp()) return go_on(lanes);
+  while (lanes.generation == generation) sleep_on(&lanes);
 }
 
 void start_copy(void* target, const void* source, unsigned bytes, unsigned valid) {

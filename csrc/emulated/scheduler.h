@@ -41,6 +41,8 @@ void check_access(const void* place, unsigned bytes);
 void meet(unsigned number, unsigned count, bool waits);
 // Waits for all fibers of the warp; they must be at the same `operation`.
 void meet_warp(const char* operation);
+// Waits for the fibers of the warp that come to such a place, until nothing else can go on.
+void gather_lanes();
 
 // Asynchronous work that a thread has started and not waited for. It happens at a random time, at the latest at the
 // wait.

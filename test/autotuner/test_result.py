@@ -51,9 +51,9 @@ def test_pass_configs_are_the_compilers(lazy):
 
 def test_what_the_table_says(lazy):
     made = Candidate({"block": 3}, lazy)
-    assert made.seconds == float("inf") and made.tried.estimate is None
+    assert made.seconds == float("inf") and made.trial.estimate is None
     made.estimate = Estimate(2e-3, 1.0, 0, 40, 1.0, 1.0)
-    assert made.seconds == 2e-3 and made.tried.estimate == 2.0
+    assert made.seconds == 2e-3 and made.trial.estimate == 2.0
 
 
 def test_effort():

@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks import chart
+from benchmarks.model_cases import cases
+from benchmarks.models import Line
+from benchmarks.problem import Result
+from benchmarks.runner import problems_of
+from benchmarks.timer import Timing
 
 
 def test_the_committed_chart_and_tables_are_what_the_results_say() -> None:
@@ -12,20 +21,38 @@ def test_the_committed_chart_and_tables_are_what_the_results_say() -> None:
         assert line in readme
 
 
+def _times(**medians: float) -> dict[str, Timing]:
+    return {name.replace("_", "-"): Timing(us * 1e-6, us * 1e-6, us * 1e-6, 5) for name, us in medians.items()}
+
+
 def test_the_best_rival_counts(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(
-        "$ a command\n"
-        "gemm M0 fp16                 10.0   cuBLAS 12.0, x1.200   tilelang 9.0, x0.900\n"
-        "gemm M1 fp16                 10.0   cuBLAS x1.10\n"
-        "attention b1                 10.0   cuDNN 20.0, x2.000\n"
-        "a model         Inductor 3.0, max-autotune 2.0, tile 1.0, x3.000 of Inductor, x2.000 of max-autotune\n"
-        "another model   Inductor 3.0, tile 1.0, x3.000\n"
-    )
-    products, models = (chart.Group("<title>", "rivals", ("a.txt",), prefix) for prefix in ("gemm", ""))
-    assert chart.ratios(products, tmp_path) == {"gemm M0 fp16": 0.9, "gemm M1 fp16": 1.1}
-    assert chart.ratios(models, tmp_path) == {"a model": 2.0}
-    assert list(chart.table([products], tmp_path))[-1] == "| <title> | 2 | rivals | 1.00 | 0.90 |"
-    ElementTree.fromstring(chart.svg([products, models], tmp_path))
+    results = [
+        Result("gemm", "gemm M0 fp16", "", "fp16", 1.0, 1.0, times=_times(tile=10, cuBLAS=12, tilelang=9)),
+        Result("gemm", "gemm M1 fp16", "", "fp16", 1.0, 1.0, times=_times(tile=10, cuBLAS=11, other=1)),
+        Result("gemm", "gemm M2 fp16", "", "fp16", 1.0, 1.0, status="WRONG"),
+        Result("gemm", "gemm V0 fp16", "", "fp16", 1.0, 1.0, times=_times(tile=10, cuBLAS=90)),
+        Result("norm", "gemm M3 fp16", "", "fp16", 1.0, 1.0, times=_times(tile=10, cuBLAS=90)),
+    ]
+    lines = [{"run": "", "device": "<GPU>", "torch": ""}, *(result.line() for result in results)]
+    (tmp_path / chart.KERNELS).write_text("\n".join(map(json.dumps, lines)))
+    models = [
+        Line("a model", {}, _times(Inductor=3, max_autotune=2, tile=1)),
+        Line("another model", {}, _times(Inductor=3, tile=1)),
+    ]
+    (tmp_path / chart.MODELS).write_text("\n".join(json.dumps(asdict(line)) for line in models))
+    products = chart.Group("<title>", "gemm", ("cuBLAS", "tilelang"), ("gemm M",))
+    whole = chart.Group("models", "", ("Inductor", "max-autotune"))
+    assert chart.ratios(products, tmp_path) == pytest.approx({"gemm M0 fp16": 0.9, "gemm M1 fp16": 1.1})
+    assert chart.ratios(whole, tmp_path) == pytest.approx({"a model": 2.0})
+    assert list(chart.table([products], tmp_path))[-1] == "| <title> | 2 | cuBLAS, tilelang | 1.00 | 0.90 |"
+    ElementTree.fromstring(chart.svg([products, whole], tmp_path))
+
+
+@pytest.mark.parametrize("group", chart.GROUPS, ids=lambda group: group.title)
+def test_every_name_of_a_group_is_a_case(group: chart.Group) -> None:
+    names = [p.name for p in problems_of(group.family, "cuda")] if group.family else [c.name for c in cases()]
+    for prefix in group.prefixes:
+        assert any(name.startswith(prefix) for name in names), prefix
 
 
 def test_short_calls_do_not_count_on_the_cpu(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_idle_strides():
         sizes(bound, base[:, :5], torch.zeros(4, 5))
 
 
+def test_idle_strides_need_not_be_multiples():
+    """No address depends on the stride of a single row; a size or a stride between rows must be a multiple."""
+    bound = binding(x=T.StridedTensor((m, n), (k, 1), "float32"))
+    assert sizes(bound, torch.zeros(1, 5).as_strided((1, 5), (99, 1)))["k"] % 8 == 0
+    with pytest.raises(LaunchError, match="size `k`, the stride of argument `x` in dimension 0, must be a multiple"):
+        sizes(bound, torch.zeros(2, 99)[:, :5])
+    bound = binding(x=T.StridedTensor((m, k), (k, 1), "float32"))
+    with pytest.raises(LaunchError, match="size `k`, the size of argument `x` in dimension 1, must be a multiple"):
+        sizes(bound, torch.zeros(1, 5).as_strided((1, 5), (16, 1)))
+
+
 def test_multiples():
     bound = binding(x=T.Tensor((m, k), "float16"))
     assert sizes(bound, torch.zeros(3, 16).half()) == {"m": 3, "k": 16}

@@ -211,7 +211,48 @@ def swapped_buffers():
                 a, b = b, a  # here
 
 
+def tile_in_a_nest():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared((64,), "float32")
+            T.copy(A, a)
+            for i in T.Parallel(64):
+                a = A[i] * 2  # here
+            T.copy(a, B)
+
+
+def tensor_in_a_nest():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(64):
+                B = A[i]  # noqa: F841  # here
+
+
+def tile_set_to_a_number():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_fragment((64,), "float32")
+            a = 0.0  # here
+            T.copy(a, A)
+
+
+def tile_set_to_a_copy():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_fragment((64,), "float32")
+            a = T.copy(A, a)  # here
+            T.copy(a, B)
+
+
 CASES = {
+    tile_in_a_nest: ("rebound_tile", "a = A[i] * 2"),
+    tensor_in_a_nest: ("rebound_tile", "B = A[i]"),
+    tile_set_to_a_number: ("rebound_tile", "a = 0.0"),
+    tile_set_to_a_copy: ("rebound_tile", "a = T.copy(A, a)"),
     of_a_turn: ("out_of_scope", "x"),
     rebound_parameter_of_a_later_turn: ("rebound_in_region", "n = n * 2"),
     swapped_buffers: ("rebound_buffer", "a, b = b, a"),
@@ -232,6 +273,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
 def test_refused(case, refused):
     refused(case, *CASES[case])
+
+
+def test_a_tiles_name_may_name_one_of_its_elements():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            best = T.alloc_fragment((1,), "float32")
+            T.reduce_max(A, best, dim=0)
+            best = best[0]
+            for i in T.Parallel(4):
+                B[i] = A[i] - best
+
+    a, b = torch.randn(4), torch.zeros(4)
+    evaluate(kernel, a, b)
+    assert torch.equal(b, a - a.max())
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.ceildiv rounds up over the whole range of each type, by divisors of either sign."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -41,6 +42,38 @@ def test_loaded_numbers(dtype: str, way: Callable[..., None]) -> None:
     assert out[2].tolist() == [-(-x // divisors[5]) for x, _ in pairs]
     assert out[4].tolist() == [-(-max(x, 3) // 8) for x, _ in pairs]
     assert out[5].tolist() == [-(-100 // y) for _, y in pairs]
+
+
+@pytest.mark.parametrize("of", ["block", "nest", "unrolled", "scalar"])
+def test_literals_beside_indices(of: str, way: Callable[..., None]) -> None:
+    """An index that counts or unrolls leaves a literal near the top of the type, to which nothing may be added."""
+    top, long_top = 2**31 - 2, 2**63 - 2
+
+    @T.prim_func
+    def divide(O: T.Tensor((4, 2, 8, 4), "int32"), P: T.Tensor((3, 2, 8, 4), "int64"), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(8):
+                for k in T.unroll(4):
+                    x = {"block": b, "nest": i, "unrolled": k, "scalar": n}[of]
+                    O[0, b, i, k] = T.ceildiv(T.clamp(x, top, top), 613093230)
+                    O[1, b, i, k] = T.ceildiv(T.min(x, 1) + (top - 2), 7)
+                    O[2, b, i, k] = T.ceildiv(T.max(x, top), T.int32(top + 1))
+                    O[3, b, i, k] = T.ceildiv(x - top, 5)
+                    P[0, b, i, k] = T.ceildiv(T.int64(long_top) * T.min(x, 1), 5)
+                    P[1, b, i, k] = T.ceildiv(T.int64(long_top) * x, 5)
+                    P[2, b, i, k] = T.ceildiv(T.cast(x, "int64") + T.int64(long_top - 16), 1000)
+
+    o, p = torch.zeros(4, 2, 8, 4, dtype=torch.int32), torch.zeros(3, 2, 8, 4, dtype=torch.int64)
+    way(divide, o, p, 3)
+    for b, i, k in itertools.product(range(2), range(8), range(4)):
+        x = {"block": b, "nest": i, "unrolled": k, "scalar": 3}[of]
+        product = (long_top * x + 2**63) % 2**64 - 2**63  # an index wraps at 64 bits
+        assert o[:, b, i, k].tolist() == [4, -(-(min(x, 1) + top - 2) // 7), 1, -(-(x - top) // 5)]
+        assert p[:, b, i, k].tolist() == [
+            -(-(long_top * min(x, 1)) // 5),
+            -(-product // 5),
+            -(-(x + long_top - 16) // 1000),
+        ]
 
 
 def test_floats(way: Callable[..., None]) -> None:

@@ -91,16 +91,31 @@ T.copy(u, S[1])
 T.copy(f, F)
 T.copy(r, R)
 """
+MEETINGS = {
+    "barrier": "T.sync_threads()",
+    "TIR's barrier": "T.tvm_storage_sync('shared')",
+    "count": "got = T.syncthreads_count(tx > 3)",
+    "cluster": "T.cluster_sync()",
+    "cluster in two steps": "T.cluster_arrive()\nT.cluster_wait()",
+    "warp": "T.sync_warp()",
+    "lanes": "got = T.warp_reduce_max(tx)",
+    "shuffle": "got = T.shfl_xor(tx, 1)",
+    "vote": "got = T.any_sync(tx > 3)",
+    "number": "T.sync_threads(1, 128)",
+}
+OF_WARPS = {"warp", "lanes", "shuffle", "vote"}  # of which each warp comes whole, or none of its lanes
+BY_DATA = {"variable made of memory", "array", "old value", "turns of a while"}  # only the simulator sees which lanes
 REFUSED = {"parted_threads", "bulk_copy", "foreign_element", "mixed_roles", "divergent_hazard"}
 
 
-def done(op, form, arch, folder):
+def done(op, form, arch, folder, blocks="1", tail=TAIL):
     """What memory holds behind an operation in a form, or the error."""
     lines = []
     for line in form.split("\n"):
-        inner = textwrap.indent(OPS[op], line[: len(line) - len(line.lstrip())])
+        inner = textwrap.indent({**OPS, **MEETINGS}[op], line[: len(line) - len(line.lstrip())])
         lines.append(inner if line.strip() == "{op}" else line)
-    text = HEAD + textwrap.indent("\n".join(lines) + TAIL, " " * 8)
+    head = HEAD.replace("T.Kernel(1,", f"T.Kernel({blocks},")
+    text = head + textwrap.indent("\n".join(lines) + tail, " " * 8)
     path = folder / "kernel.py"
     path.write_text(text)
     space = {"T": T}
@@ -167,3 +182,58 @@ def test_a_bulk_copy_is_started_by_a_thread_that_comes(tmp_path):
     refused = done("bulk store", named, "cuda:sm_90a", tmp_path)
     assert "thread 3 does not come by" in str(refused)
     assert "tma_copy" in str(done("bulk store", FORMS["lane"], "cuda:sm_80", tmp_path))
+
+
+@pytest.mark.parametrize("form", {**FORMS, **TOGETHER})
+def test_threads_that_meet_come_or_are_refused(form, tmp_path, seed):
+    """A barrier of all threads in a branch of some threads was accepted, and waited forever."""
+    for op in MEETINGS if ALL else random.Random(seed).sample(list(MEETINGS), 5):
+        if op in OF_WARPS and form in BY_DATA:
+            continue
+        blocks = "2, cluster_dims=2" if "cluster" in op else "1"
+        found = done(op, {**FORMS, **TOGETHER}[form], "cuda:sm_90a", tmp_path, blocks, "")
+        if form in TOGETHER or op in OF_WARPS:
+            halves = form in ("lane", "lanes", "elected", "elected of a warp", "odd threads", "turns")
+            assert isinstance(found, list) is (form in TOGETHER or not halves), (op, found)
+            continue
+        (one, *_) = found.diagnostics
+        told = ("parted_barrier", "parted_warp", "bad_argument") if op == "number" else ("parted_barrier",)
+        assert one.code in told and one.span.source().strip() in MEETINGS[op], found
+
+
+def test_what_all_threads_counted_may_decide_about_barriers(tmp_path):
+    """Counts over the block are the same in all threads, so that loops may turn by them."""
+    together = (
+        "if T.syncthreads_or(tx > 3):\n    {op}",
+        "go = T.alloc_var('int32', 1)\nwhile go > 0:\n    n = n + 1\n    {op}\n    go = T.syncthreads_or(n < tx)",
+    )
+    for form in together:
+        for op in ("barrier", "load", "gemm"):
+            assert isinstance(done(op, form, "cuda:sm_90a", tmp_path), list), (op, form)
+
+
+@pytest.mark.parametrize("op", ["barrier", *sorted(OF_WARPS)])
+def test_turns_that_threads_begin_apart_are_counted(op, tmp_path):
+    """Each thread may have elements of its own: all come by equally often if these are as many for each."""
+    leaves = "    if tx > 3:\n        break\n"
+    for stop, body, met in ((384, "", True), (385, "", False), (384, leaves, False)):
+        found = done(op, f"for n in T.serial(tx, {stop}, 128):\n{body}    {{op}}", "cuda:sm_90a", tmp_path)
+        assert isinstance(found, list) is met, found
+
+
+@pytest.mark.parametrize(("condition", "alike"), [
+    ("bx == 0", False), ("bx % 2 == 0", False), ("T.block_rank_in_cluster() == 1", False), ("A[0, bx] > 0", False),
+    ("bx // 2 == 0", True), ("T.get_cluster_id() == 1", True), ("A[0, bx // 2] > 0", True), ("bx < 4", True),
+])  # fmt: skip
+def test_blocks_of_a_cluster_meet_where_all_of_them_come(condition, alike, tmp_path):
+    path = tmp_path / "kernel.py"
+    head = HEAD.replace("T.Kernel(1, threads=128)", "T.Kernel(4, threads=128, cluster_dims=2) as bx")
+    path.write_text(f"{head}\n        if {condition}:\n            T.cluster_sync()\n")
+    space = {"T": T}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    try:
+        lower(space["kernel"].program, cuda_passes(Build(Target.of("cuda:sm_90a"))))
+    except TileError as error:
+        assert error.code == "parted_barrier" and not alike
+    else:
+        assert alike

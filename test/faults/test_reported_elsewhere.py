@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small programs after bug reports of Triton, TileLang, TVM, Taichi and Numba, which got them wrong silently."""
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from pathlib import Path
 
-import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reported import Case, Cases, whole
 
 import torch_tile.language as T
 
-Case = tuple[Any, list[Any], dict[int, torch.Tensor]]  # a kernel, arguments, what some of them hold afterwards
+case = Cases()
 
 
-def small(*shape: int) -> torch.Tensor:
-    """Whole numbers, whose sums and products are exact."""
-    return torch.randint(-4, 5, shape).float()
-
-
+@case
 def sum_by_48_threads() -> Case:
     """Tile-ai/tilelang #2542: lanes beyond a power of two were dropped."""
 
@@ -28,10 +26,11 @@ def sum_by_48_threads() -> Case:
             T.reduce_sum(f, o, dim=1)
             T.copy(o, B)
 
-    a = small(5, 48)
+    a = whole(5, 48)
     return kernel, [a, torch.zeros(5)], {1: a.sum(1)}
 
 
+@case
 def scan_of_a_part() -> Case:
     """Tile-ai/tilelang #2523: rows of a part lie further apart than the part is wide."""
 
@@ -43,10 +42,11 @@ def scan_of_a_part() -> Case:
             T.cumsum(s[0:8, 0:24], dim=1)
             T.copy(s[0:8, 0:24], B)
 
-    a = small(8, 40).int()
+    a = whole(8, 40).int()
     return kernel, [a, torch.zeros(8, 24).int()], {1: a[:, :24].cumsum(1).int()}
 
 
+@case
 def reducer_whose_size_divides_no_threads() -> Case:
     """Tile-ai/tilelang #2408: groups of threads that hold copies were summed."""
 
@@ -60,10 +60,11 @@ def reducer_whose_size_divides_no_threads() -> Case:
             T.finalize_reducer(r)
             T.copy(r, B)
 
-    a, x = small(24, 20), small(20)
+    a, x = whole(24, 20), whole(20)
     return kernel, [a, x, torch.zeros(24)], {2: a @ x}
 
 
+@case
 def read_before_the_copy_of_a_turn() -> Case:
     """Tile-ai/tilelang #2668: a pipeline moved the copy before the read of what was there."""
 
@@ -78,10 +79,11 @@ def read_before_the_copy_of_a_turn() -> Case:
                     B[t, i] = s[31 - i]
                 T.copy(A[t, 0:32], s)
 
-    a = small(6, 32)
+    a = whole(6, 32)
     return kernel, [a, torch.zeros(6, 32)], {1: torch.cat([torch.arange(32.0)[None], a[:-1]]).flip(1)}
 
 
+@case
 def fill_of_a_part_behind_a_copy() -> Case:
     """Tile-ai/tilelang #2698: no barrier stood between the two writes."""
 
@@ -94,12 +96,13 @@ def fill_of_a_part_behind_a_copy() -> Case:
             for i in T.Parallel(64):
                 B[i] = s[63 - i]
 
-    a = small(64)
+    a = whole(64)
     wanted = a.clone()
     wanted[13:40] = -7
     return kernel, [a, torch.zeros(64)], {1: wanted.flip(0)}
 
 
+@case
 def product_of_fragments_clears() -> Case:
     """Tile-ai/tilelang #2617: clear_accum was ignored, and #2381: the rest of K was dropped."""
 
@@ -114,10 +117,11 @@ def product_of_fragments_clears() -> Case:
             T.gemm(a, b, c, clear_accum=True)
             T.copy(c, C)
 
-    a, b = small(64, 24), small(24, 64)
+    a, b = whole(64, 24), whole(24, 64)
     return kernel, [a.half(), b.half(), torch.zeros(64, 64)], {2: a @ b}
 
 
+@case
 def atomic_extrema_of_literals() -> Case:
     """Tile-ai/tilelang #2758: the lower bits of a float32 were taken for a half."""
 
@@ -132,6 +136,7 @@ def atomic_extrema_of_literals() -> Case:
     return kernel, [b, c], {0: b.clamp(min=42), 1: c.clamp(max=-0.5)}
 
 
+@case
 def mask_that_turns_carry() -> Case:
     """Triton-lang/triton-ascend #2040: the mask of the first turn was taken for that of all."""
 
@@ -146,12 +151,13 @@ def mask_that_turns_carry() -> Case:
                 for i in T.Parallel(32):
                     B[t, i] = T.if_then_else(inside[i], A[i], -9.0)
 
-    a, wanted = small(32), torch.full((3, 32), -9.0)
+    a, wanted = whole(32), torch.full((3, 32), -9.0)
     for turn, n in enumerate((4, 4, 2)):
         wanted[turn, :n] = a[:n]
     return kernel, [a, torch.tensor([4, 12, 2]).int(), torch.zeros(3, 32)], {2: wanted}
 
 
+@case
 def stores_across_continue() -> Case:
     """Taichi-dev/taichi #882: what the skipped statement stores was taken for the value of the next turn."""
 
@@ -178,6 +184,7 @@ def stores_across_continue() -> Case:
     return kernel, [torch.zeros(8).int()], {0: torch.tensor([meaning(n) for n in range(8)]).int()}
 
 
+@case
 def quotients_of_negative_sums() -> Case:
     """Apache/tvm #2308, #5922, #10232, #10336: rules of division that hold for natural numbers alone."""
 
@@ -199,17 +206,4 @@ def quotients_of_negative_sums() -> Case:
     return kernel, [torch.zeros(41, 5).int(), 50], {0: torch.tensor([meaning(x) for x in range(-20, 21)]).int()}
 
 
-CASES = (
-    sum_by_48_threads, scan_of_a_part, reducer_whose_size_divides_no_threads, read_before_the_copy_of_a_turn,
-    fill_of_a_part_behind_a_copy, product_of_fragments_clears, atomic_extrema_of_literals, mask_that_turns_carry,
-    stores_across_continue, quotients_of_negative_sums,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_reported_elsewhere(case: Callable[[], Case], seed: int, way: Callable[..., None]) -> None:
-    torch.manual_seed(seed)
-    kernel, args, wanted = case()
-    way(kernel, *args)
-    for place, value in wanted.items():
-        assert torch.equal(args[place], value)
+test_reported_elsewhere = case.test()

@@ -4,6 +4,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -308,6 +309,48 @@ def test_what_is_chosen_or_divided_beyond_64_bits_wraps(shift: int, seed: int, w
             shifted = _held((top - 1) << (b + n), "int64")
             wanted = [max(n, y), min(y, 5 + b), y % top, y // (top // 2), min(max(y, -8), 8), min(max(shifted, 0), 8)]
             assert o[b, i].tolist() == wanted, (b, i)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("named", [False, True], ids=["at once", "named"])
+@pytest.mark.parametrize("of", ["block", "nest", "loop", "scalar", "sum"])
+def test_naturals_that_leave_64_bits_are_none(of: str, named: bool, dtype: str, way: Callable[..., None]) -> None:
+    """Sums and products of naturals wrap at 64 bits, named or not: a quotient of naturals is another instruction."""
+    part = 1_234_567_890
+
+    def made(at: Any, k: Any, b: Any) -> Any:
+        return (T.cast(at, dtype) * part + k) * part * 7 + b
+
+    def looked_at(x: Any) -> list[Any]:
+        return [
+            x // 5, x % 1000, x // 2_000_000_011, T.ceildiv(x, 7), T.cast(x > 5, dtype), T.max(x, 3) // 7,
+            T.if_then_else(x < 0, 1, x % 16),
+        ]  # fmt: skip
+
+    @T.prim_func
+    def kernel(O: T.Tensor((7, 2, 8, 9), dtype), n: T.int32):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(8):
+                for k in range(2, 9):
+                    at = {"block": b + 7, "nest": i + 9, "loop": k, "scalar": n + 5, "sum": b * 3 + i + k}[of]
+                    x = made(at, k, b)
+                    O[0, b, i, k] = looked_at(x if named else made(at, k, b))[0]
+                    O[1, b, i, k] = looked_at(x if named else made(at, k, b))[1]
+                    O[2, b, i, k] = looked_at(x if named else made(at, k, b))[2]
+                    O[3, b, i, k] = looked_at(x if named else made(at, k, b))[3]
+                    O[4, b, i, k] = looked_at(x if named else made(at, k, b))[4]
+                    O[5, b, i, k] = looked_at(x if named else made(at, k, b))[5]
+                    O[6, b, i, k] = looked_at(x if named else made(at, k, b))[6]
+
+    o = torch.zeros(7, 2, 8, 9, dtype=getattr(torch, dtype))
+    way(kernel, o, 3)
+    for b, i, k in itertools.product(range(2), range(8), range(2, 9)):
+        at = {"block": b + 7, "nest": i + 9, "loop": k, "scalar": 8, "sum": b * 3 + i + k}[of]
+        x = _held((at * part + k) * part * 7 + b, "int64")
+        wanted = [
+            x // 5, x % 1000, x // 2_000_000_011, -(-x // 7), int(x > 5), max(x, 3) // 7, 1 if x < 0 else x % 16,
+        ]  # fmt: skip
+        assert o[:, b, i, k].tolist() == [_held(w, dtype) for w in wanted], (b, i, k)
 
 
 def test_products_of_uint16_are_no_signed_ones() -> None:

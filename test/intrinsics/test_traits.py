@@ -39,7 +39,7 @@ def test_what_orders_has_a_scope_or_an_engine():
 @pytest.mark.parametrize(
     ("traits", "expected"),
     [
-        ({"sync": Sync.BARRIER}, {"barrier", "warp_barrier", "named_barrier"}),
+        ({"sync": Sync.BARRIER}, {"barrier", "warp_barrier", "lanes_barrier", "named_barrier"}),
         ({"is_barrier": True}, {"barrier", "named_barrier"}),
         ({"sync": Sync.COMMIT}, {"cp_async_commit", "wgmma_commit", "bulk_commit"}),
         ({"sync": Sync.DRAIN}, {"cp_async_wait", "wgmma_wait", "bulk_wait"}),
@@ -49,7 +49,14 @@ def test_what_orders_has_a_scope_or_an_engine():
         ({"atomic": True}, {"atomic", "atomic_add_vector", "atomic_load", "arrive_last"}),
         (
             {"publishes": True},
-            {"mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"},
+            {
+                "mbarrier_arrive",
+                "warp_arrive",
+                "warp_barrier",
+                "lanes_barrier",
+                "named_barrier",
+                "named_barrier_arrive",
+            },
         ),
     ],
     ids=lambda found: " ".join(sorted(map(str, found))),

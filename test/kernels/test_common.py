@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU kernels take operands wherever they begin: compiled here, their launches checked as a GPU's would be."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from shared_kernels import modules_of_kernels
@@ -9,7 +13,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.attention.forward import attention
-from torch_tile.kernels.common import Machine, vector_of
+from torch_tile.kernels.common import Machine, vector_of, view_as
 from torch_tile.kernels.gemm.dequant import dequant_gemm
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.mla.decode import mla_decode
@@ -17,6 +21,27 @@ from torch_tile.kernels.norm.norm import layer_norm, rms_norm
 from torch_tile.kernels.norm.softmax import softmax
 
 GPU = Machine(Target("cuda", 90), 132)
+
+
+def test_no_module_computes_tensors_where_it_is_imported():
+    """An operator's first call may be traced, and imports its kernels: a trace would hold their tables."""
+    text = """
+import importlib, sys
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_tile
+from shared_kernels import modules_of_kernels
+
+class Refuse(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} while a module is imported")
+
+before = set(sys.modules)
+with Refuse():
+    found = modules_of_kernels()
+assert len(set(sys.modules) - before) >= 20 and len(found) > 20
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.fixture
@@ -103,7 +128,30 @@ def test_operands_begin_anywhere(case, dtype, launches):
         assert len(launches) > before
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (1, 3, 32), (3, 1, 32), (1, 1, 32), (0, 32), (3, 0, 32), (3, 32)])
+def test_view_as_ignores_strides_of_single_elements(shape):
+    steps = [*torch.empty(shape).stride()]
+    for d, size in enumerate(shape[:-1]):
+        x = torch.arange(4096, dtype=torch.uint8).as_strided(
+            shape, [*steps[:d], 17 if size <= 1 else 32, *steps[d + 1 :]]
+        )
+        for dtype in (torch.uint8, torch.int32, torch.float16):
+            torch.testing.assert_close(
+                view_as(x, dtype),
+                torch.empty(shape, dtype=x.dtype).copy_(x).view(dtype),
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+            )
+    x = torch.arange(4096, dtype=torch.uint8).as_strided((3, 32), (33, 1))
+    with pytest.raises(RuntimeError, match="stride"):
+        view_as(x, torch.int32)
+
+
 def test_vector_of():
     x = elsewhere(torch.randn(4, 16), 0)
     assert vector_of((x,), (16,)) == 4 and vector_of((x, x.half()), (16,)) == 8
     assert vector_of((x,), (18,)) == vector_of((x[:, 1:],), ()) == vector_of((x[:, :15].contiguous(),), ()) == 1
+    one = x[:1].as_strided((1, 16), (17, 1))
+    assert vector_of((one,), ()) == vector_of((x, one), (16,)) == 4
+    assert vector_of((one[:, 1:],), ()) == vector_of((one[:, :15],), (15,)) == 1

@@ -31,8 +31,9 @@ def of_gemv(config, spec, bulk):
 
 
 def of_dequant(config, spec, bulk):
-    storage = spec.storage
-    factors = dequant.span_bytes(spec, config)
+    storage, span = spec.storage, dequant.span_of(spec, config) * config.block_k
+    kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
+    factors = [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
     return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded, factors)
 
 

@@ -48,7 +48,7 @@ RECORDS = {
     "sync_threads": (lambda bar: T.sync_threads(2, 128), called("named_barrier", options=(2, 128))),
     "sync_threads of all": (lambda bar: T.sync_threads(2), called("named_barrier", options=(2, 256))),
     "named_barrier_arrive": (
-        lambda bar: T.named_barrier_arrive(15, 64), called("named_barrier_arrive", options=(15, 64)),
+        lambda bar: T.named_barrier_arrive(15, 128), called("named_barrier_arrive", options=(15, 128)),
     ),
     "pdl_sync": (lambda bar: T.pdl_sync(), called("grid_wait")),
     "pdl_trigger": (lambda bar: T.pdl_trigger(), called("grid_launch")),

@@ -175,3 +175,31 @@ def test_vectors_in_variables(dtype, lanes, way):
     sums = a.double().cumsum(0)
     assert torch.equal(b.double(), sums) and torch.equal(c[0], a[7]) and torch.equal(c[2].double(), sums[-1])
     assert c[1, 0] == a[7, 1] and torch.equal(c[1, 1:].double(), sums[-1, 1:])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int64", "float32x4", "bool"])
+def test_variables_start_at_0_or_their_value_in_each_iteration(dtype, way):
+    """Outside and inside of loops and branches, whatever the iteration before left in them."""
+    lanes, element = T.dtype(dtype).lanes, str(T.dtype(dtype).element)
+    shape = (4, lanes) if lanes > 1 else (4,)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), dtype), B: T.Tensor((4,), dtype), C: T.Tensor((4,), dtype)):
+        with T.Kernel(1, threads=1):
+            one = T.alloc_var(dtype, init=1)
+            for i in T.serial(4):
+                zero = T.alloc_var(dtype)
+                if i % 2 == 0:
+                    zero = A[i]
+                B[i] = zero
+                zero = one
+                one = A[i]
+                C[i] = zero
+
+    a = torch.randint(0, 2 if dtype == "bool" else 100, shape).to(getattr(torch, element))
+    b, c = torch.full_like(a, 1), torch.full_like(a, 0)
+    way(kernel, a, b, c)
+    wanted = a.clone()
+    wanted[1::2] = 0
+    assert torch.equal(b, wanted)
+    assert torch.equal(c, torch.cat([torch.ones_like(a[:1]), a[:3]]))

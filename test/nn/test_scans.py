@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_tile.nn import linear_attention, rwkv, scans
+from torch_tile.nn import linear_attention, scans
 
 
 def test_a_convolution_in_parts(seed):
@@ -74,17 +74,17 @@ def test_delta_rules_of_fla(seed):
     torch.manual_seed(seed)
     q, k, v = torch.randn(1, 5, 1, 4), torch.randn(1, 5, 1, 4), torch.randn(1, 5, 2, 3)
     g, beta, options = -torch.rand(1, 5, 2), torch.rand(1, 5, 2), {"use_qk_l2norm_in_kernel": True}
-    want, state = scans.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
-    got, last = scans.fused_recurrent_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
+    want, state = linear_attention.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
+    got, last = linear_attention.fused_recurrent_gated_delta_rule(q, k, v, g, beta, output_final_state=True, **options)
     torch.testing.assert_close((got, last), (want, state), rtol=1e-4, atol=1e-5)
-    packed, none = scans.fused_recurrent_gated_delta_rule(
+    packed, none = linear_attention.fused_recurrent_gated_delta_rule(
         q, k, v, g, beta, cu_seqlens=torch.tensor([0, 2, 5]), **options
     )
-    first, _ = scans.chunk_gated_delta_rule(*(t[:, 2:] for t in (q, k, v, g, beta)), **options)
+    first, _ = linear_attention.chunk_gated_delta_rule(*(t[:, 2:] for t in (q, k, v, g, beta)), **options)
     assert none is None
     torch.testing.assert_close(packed[:, 2:], first, rtol=1e-4, atol=1e-5)
-    plain, _ = scans.fused_recurrent_gated_delta_rule(q, k, v, scale=0.5, **options)
-    alike, _ = scans.chunk_gated_delta_rule(q, k, v, 0 * g, beta.new_ones(1, 5, 2), 0.5, **options)
+    plain, _ = linear_attention.fused_recurrent_gated_delta_rule(q, k, v, scale=0.5, **options)
+    alike, _ = linear_attention.chunk_gated_delta_rule(q, k, v, 0 * g, beta.new_ones(1, 5, 2), 0.5, **options)
     torch.testing.assert_close(plain, alike, rtol=1e-4, atol=1e-5)
 
 
@@ -123,16 +123,16 @@ def test_rwkv7_of_fla(seed):
     shape = 1, 5, 2, 4
     r, k, w, v = torch.randn(shape), torch.randn(shape), -torch.rand(shape) / 2, torch.randn(1, 5, 2, 3)
     kk, rate = F.normalize(torch.randn(shape), dim=3), torch.rand(shape)
-    want = rwkv.chunk_rwkv7(r, w, k, v, -kk, kk * rate)
-    got = rwkv.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate)
+    want = linear_attention.chunk_rwkv7(r, w, k, v, -kk, kk * rate)
+    got = linear_attention.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     starts = torch.tensor([0, 2, 5])
-    packed, none = rwkv.fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * rate, w, cu_seqlens=starts)
-    rest, _ = rwkv.chunk_dplr_delta_rule(*(t[:, 2:] for t in (r, k, v, -kk, kk * rate, w)))
+    packed, none = linear_attention.fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * rate, w, cu_seqlens=starts)
+    rest, _ = linear_attention.chunk_dplr_delta_rule(*(t[:, 2:] for t in (r, k, v, -kk, kk * rate, w)))
     assert none is None
     torch.testing.assert_close(packed[:, 2:], rest, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="fused_recurrent_dplr_delta_rule: reverse is not supported"):
-        rwkv.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate, reverse=True)
+        linear_attention.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate, reverse=True)
 
 
 def test_kimi_delta_attention_token_by_token(seed):

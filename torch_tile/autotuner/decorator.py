@@ -15,7 +15,7 @@ from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, 
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.errors import error
-from torch_tile.diagnostics.spelling import nearest
+from torch_tile.diagnostics.spelling import names_parameters, nearest
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
@@ -43,6 +43,7 @@ def get_autotune_inputs() -> Sequence[Any] | None:
     return _inputs.get()
 
 
+@names_parameters
 def autotune(
     function: Any = None,
     *,

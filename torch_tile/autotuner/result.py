@@ -228,8 +228,8 @@ class Candidate:
         return float("inf") if self.estimate is None else self.estimate.seconds
 
     @property
-    def tried(self) -> Trial:
-        """Return its row of the table."""
+    def trial(self) -> Trial:
+        """Return the candidate's row of the result's table."""
         model = None if self.estimate is None else self.estimate.seconds * 1e3
         return Trial(self.config, self.latency, model, self.note)
 

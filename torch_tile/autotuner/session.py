@@ -32,6 +32,7 @@ from torch_tile.autotuner.trials import check_all, compile_all, made_by_seed, sp
 from torch_tile.compiler.binding import Binding
 from torch_tile.compiler.cost_model import estimate
 from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction
@@ -187,7 +188,7 @@ class Session:
 
     def outcome(self, best: int) -> AutotuneResult:
         """Build the result of the search, with candidate number `best` as the best."""
-        return AutotuneResult(self.name, best, tuple(c.tried for c in self.candidates), self.ref_latency)
+        return AutotuneResult(self.name, best, tuple(c.trial for c in self.candidates), self.ref_latency)
 
     def nothing_works(self) -> TileError:
         """Return the error that lists why each candidate failed."""
@@ -215,6 +216,7 @@ class AutoTuner:
         self.function, self.configs, self.settings = function, list(configs), settings or Settings()
 
     @classmethod
+    @names_parameters
     def from_kernel(cls, kernel: Any, configs: Sequence[Config]) -> AutoTuner:
         """Make a tuner of a function that takes a configuration as keyword arguments, decorated with @jit or not."""
         return cls(kernel if isinstance(kernel, JITFunction) else JITFunction(kernel), configs)
@@ -223,7 +225,9 @@ class AutoTuner:
         self, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
     ) -> AutoTuner:
         """Set the options of `jit` for the kernel."""
-        self.function = JITFunction(self.function.function, out_idx, target, pass_options("AutoTuner", **options))
+        switches = pass_options("AutoTuner", **options)
+        switches = replace(switches, measured=self.function.options.measured)
+        self.function = JITFunction(self.function.function, out_idx, target, switches)
         return self
 
     def set_profile_args(self, **settings: Unpack[SearchSettings]) -> AutoTuner:

@@ -36,7 +36,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Visitor, children, contains, find
 from torch_tile.ir.stmt import Let, Print
-from torch_tile.ir.widths import SIGNED
+from torch_tile.ir.widths import SIGNED, IndexBits
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -172,6 +172,7 @@ class Text(Visitor):
         self.index_names: IdSet[Var] = IdSet()  # names bound to index values
         self.natural: IdSet[Var] = IdSet()  # loop variables that are never negative
         self.moved: IdSet[Var] = IdSet()  # names of small floats as they are stored
+        self.bits = IndexBits()
 
     def is_index(self, expr: Expr) -> bool:
         """Return whether an integer is made from indices and sizes and therefore held in 64 bits."""
@@ -190,7 +191,7 @@ class Text(Visitor):
         if isinstance(expr, Var):
             return expr.role in ("block", "dim") or expr in self.natural
         if isinstance(expr, Binary) and expr.op in ("+", "*", "//", "%", "min", "max"):
-            return self.is_natural(expr.a) and self.is_natural(expr.b)
+            return self.is_natural(expr.a) and self.is_natural(expr.b) and not self.bits.leaves_64(expr)
         return isinstance(expr, Cast) and expr.type in SIGNED and expr.a.dtype in SIGNED and self.is_natural(expr.a)
 
     def value(self, expr: Expr, wide: bool = False, above: int = 0) -> str:

@@ -163,8 +163,7 @@ class CudaStatements(Statements):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bits.known[let.var] = text.bits(value)
-            wraps = text.wraps(value) or text.leaves_64(value)
-            text.bind(let.var, range_of(value.dtype) if wraps else text.interval(value))
+            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         kind, value_text = text.named(let) or (int_type(value.dtype, long), text.value(value))

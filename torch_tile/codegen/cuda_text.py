@@ -47,7 +47,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.widths import SIGNED, WRAPPING, IndexBits, IndexValues, may_wrap
+from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
 
@@ -62,7 +62,7 @@ class CudaText(Text):
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
         self.is_from_indices: IndexValues = IndexValues(self.index_names)
-        self.bits = IndexBits()
+        self.leaving: IdSet[Expr] = IdSet()  # what wraps to 64 bits
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
@@ -99,10 +99,13 @@ class CudaText(Text):
                     self.positive(one)
 
     def interval(self, expr: Expr) -> Interval:
-        """Bound an integer or bool expression. The numbers do not wrap if its type does not."""
+        """Bound an integer or bool expression. The numbers do not wrap if its type does not, up to 64 bits."""
         found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
+            if not found.within(range_of(dt.int64)) and self.bits.leaves_64(expr):
+                self.leaving.add(expr)
+                found = range_of(dt.int64)
             wraps = expr.dtype not in SIGNED and not expr.dtype.is_float
             if wraps and not found.within(range_of(expr.dtype)):
                 found = range_of(expr.dtype)
@@ -159,11 +162,16 @@ class CudaText(Text):
 
     def wraps(self, expr: Expr) -> bool:
         """Return whether an integer of elements may wrap on the way to its value, so that its interval is wrong."""
-        return may_wrap(expr, self.is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
+        return may_wrap(expr, self.is_from_indices, lambda e: self._fits(e, e.dtype))
+
+    def _fits(self, expr: Expr, dtype: DType) -> bool:
+        """Return whether a type holds an integer's exact value."""
+        return self.interval(expr).within(range_of(dtype)) and expr not in self.leaving
 
     def leaves_64(self, expr: Expr) -> bool:
         """Return whether an integer may leave 64 bits, and so wraps even where it comes from indices."""
-        return not self.interval(expr).within(range_of(dt.int64)) and self.bits.leaves_64(expr)
+        self.interval(expr)
+        return expr in self.leaving
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
         """C++ text of a value, and how tightly its outermost operator binds.
@@ -288,7 +296,7 @@ class CudaText(Text):
         """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
         if self.is_from_indices(node):
             return self.leaves_64(node)
-        exact = wide and node.dtype == dt.int32 and self.interval(node).within(range_of(dt.int64))
+        exact = wide and node.dtype == dt.int32 and self._fits(node, dt.int64)
         return not exact and self.wraps(node)
 
     def _int_type(self, node: Expr, wide: bool) -> str:

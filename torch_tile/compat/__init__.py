@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_tile.compat.absent import absent, reason, reason_of_name
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.tolerance import tolerate
 
 OURS = "torch_tile"
@@ -72,6 +73,7 @@ PARTS = {
 ELSEWHERE |= {f"{name}.{part}": whole for name, (whole, parts) in PARTS.items() for part in parts.split()}
 
 
+@names_parameters
 def install(tvm: bool = True) -> None:
     """Let `import tilelang`, and `import tvm` unless `tvm` is False, give what torch_tile has.
 

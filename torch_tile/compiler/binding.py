@@ -35,7 +35,7 @@ class Fact:
     is_stride: bool
     wanted: Expr
     actual: int
-    is_idle: bool = False  # the stride of a single element: it may name a size, but contradicts nothing
+    is_idle: bool = False  # the stride of a single element: it may name a size, but contradicts no fact and no multiple
 
 
 class Binding:
@@ -252,7 +252,7 @@ def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
     """Compare a fact without unknowns, or solve one with a single unknown; return False if the fact must wait."""
     wanted, actual = fact.wanted, fact.actual
     if isinstance(wanted, Var) and wanted not in sizes:
-        sizes[wanted] = actual
+        sizes[wanted] = actual - actual % wanted.multiple if fact.is_idle else actual
         return True
     unknown = _unknown(wanted, sizes)
     if unknown:

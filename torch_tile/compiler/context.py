@@ -39,7 +39,7 @@ class PassOptions:
     `strict` makes every note with a `why_not` an error. `fast_math` allows approximate maths. `tf32` lets products of
     float32 round their operands to 11 significant bits, for the tensor cores. `mma_sync` keeps wgmma for products whose
     operands a producer warp copies. `measured` keeps what the library's tilings were measured with: `mma_sync`, and one
-    block of a warpgroup on a multiprocessor unless the kernel asks for more.
+    block of a warpgroup on a multiprocessor unless the kernel asks for more. `library_jit` sets it.
     """
 
     strict: bool = False

@@ -32,6 +32,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
         "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
     ),
+    "rebound_tile": (
+        "`{name}` names the {kind}, and would name a value from here on: nothing is stored in the {kind}",
+        "write `{name}[i] = value` for an element, T.fill({name}, value) for all of them, T.copy(source, {name}) for a "
+        "tile, or take another name",
+    ),
     "rebound_buffer": (
         "`{name}` names a buffer outside this {region} and another one inside it: the body is traced once, so that "
         "later turns would not see it",
@@ -233,6 +238,16 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "parted_threads": (
         "{what} is done by all threads together, but `{condition}` differs between them, so that only some come by",
         "end the branch or loop before it, or give it to whole groups of 128 threads: `with T.ws(0):`",
+    ),
+    "parted_barrier": (
+        "`{what}` waits for all threads of the {whole}, but `{condition}` differs between them: "
+        "those that come by wait forever for the others",
+        "move it out of the branch or loop, and put only the work under the condition; "
+        "to skip work, use such a condition in place of `break`, `continue` and T.thread_return()",
+    ),
+    "parted_warp": (
+        "`{what}` is done by all 32 lanes of a warp together, but `{condition}` differs between them",
+        "let whole warps of 32 threads come by, or move it out of the branch or loop, which keeps the other work",
     ),
     "foreign_element": (
         "an element of the fragment `{buffer}` is written by threads that need not own it: {why}",

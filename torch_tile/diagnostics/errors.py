@@ -115,7 +115,7 @@ class TileTypeError(TileError, TypeError):
 
 
 class TileAssertionError(TileError, AssertionError):
-    """Arguments that TileLang rejects by an assertion."""
+    """Raised for arguments for which TileLang raises an AssertionError."""
 
 
 class LaunchError(ValueError, RuntimeError):

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guess the name that a misspelt one stands for."""
+"""Guess the name that a misspelt one stands for, and name the parameters that a function has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -29,3 +34,38 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
     return AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, known)}")
+
+
+def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function name its parameters, and the nearest one, in the TypeError for arguments that do not fit."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*args, **named)
+        except TypeError as problem:
+            told = _bad_call(function, args, named, str(problem))
+            if told is None:
+                raise
+        raise told
+
+    return call
+
+
+def _bad_call(
+    function: Callable[..., object], args: tuple[Any, ...], named: dict[str, Any], text: str
+) -> TypeError | None:
+    """Build the error for a call that Python refused with `text`; None if the arguments fit."""
+    import inspect
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **named)
+        return None
+    except TypeError:
+        own = (p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        known = [p.name for p in own if p.name not in ("self", "cls") and not p.name.startswith("_")]
+    unknown = next((name for name in named if name not in known), "")
+    owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    why = f"got an unexpected keyword argument '{unknown}'" if unknown else text.partition("() ")[2]
+    return TypeError(f"{owner}() {why}{did_you_mean(unknown, known)}; its parameters are {', '.join(known)}")

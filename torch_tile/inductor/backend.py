@@ -17,7 +17,7 @@ import torch_tile
 import torch_tile.ops
 import torch_tile.ops.own_kernel  # graphs from Inductor's cache call its operator
 from torch_tile.diagnostics.progress import waiting
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.spelling import did_you_mean, names_parameters
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
@@ -62,6 +62,7 @@ tile.captures_scans = True  # type: ignore[attr-defined]  # integrations/scans.p
 tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 
+@names_parameters
 def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return Inductor config entries for compiling as the backend does, where no backend can be named.
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import torch_tile.nn as tnn
 from torch_tile.diagnostics.signatures import can_take
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
 from torch_tile.integrations.scans import replace_scans
@@ -34,6 +35,7 @@ class Replacement:
         return f"{self.name or '(the model)'}: {self.old} -> {self.new}"
 
 
+@names_parameters
 def replace_layers(
     model: nn.Module,
     *,

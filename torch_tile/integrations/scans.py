@@ -20,7 +20,7 @@ from torch import nn
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.settings import FAMILIES
-from torch_tile.nn import scans
+from torch_tile.nn import linear_attention, scans
 from torch_tile.ops.reference import reference
 
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -67,12 +67,12 @@ def chunk_rule(
     old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, chunk_size: int = 64, *given: Any, **more: Any
 ) -> Any:
     """`torch_chunk_gated_delta_rule` as model files have it."""
-    return scans.chunk_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
+    return linear_attention.chunk_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
 
 
 def rule_steps(old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, *given: Any, **more: Any) -> Any:
     """`torch_recurrent_gated_delta_rule` as model files have it."""
-    return scans.fused_recurrent_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
+    return linear_attention.fused_recurrent_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
 
 
 def rule_options(given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:

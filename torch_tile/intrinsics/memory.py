@@ -16,8 +16,6 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do, Stmt
 
-COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
-
 # Fences of atomic updates by memory order: (before, after). A fence before the update publishes this thread's earlier
 # writes with it. A fence after it lets this thread see the writes published by the update that it has seen.
 ORDERS = {
@@ -53,6 +51,11 @@ def barrier() -> Do:
 def warp_barrier() -> Do:
     """Make the 32 threads of a warp wait for each other; each sees what the others wrote."""
     return effect("warp_barrier")
+
+
+def lanes_barrier() -> Do:
+    """Synchronize the active lanes of a warp; each then sees what the others wrote."""
+    return effect("lanes_barrier")
 
 
 # Copies.
@@ -123,7 +126,10 @@ def vote_all(condition: Expr) -> Expr:
 
 
 def atomic(address: Address, value: Expr, op: str) -> Expr:
-    """Combine `value` into memory in one indivisible step, and return the previous value. `op`: COMBINERS."""
+    """Combine `value` into memory in one indivisible step, and return the previous value.
+
+    `op` is "add", "max", "min", "and", "or", "xor" or "exchange".
+    """
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
@@ -264,6 +270,7 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
 
 _gpu("barrier", 0, "sync.h", convergent="block", sync=Sync.BARRIER, scope=Scope.BLOCK, idle=True)
 _gpu("warp_barrier", 0, "sync.h", convergent="warp", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
+_gpu("lanes_barrier", 0, "sync.h", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
 _gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
 _COPY: dict[str, Any] = {"header": "memory.h", "arch": AMPERE, "engine": Engine.COPY}
 _gpu("cp_async", 3, **_COPY, effects=_cp_async)

@@ -43,7 +43,7 @@ class Term:
 
     @property
     def is_wide(self) -> bool:
-        """Whether an int32 does not hold the atom, or what it is divided by."""
+        """Return whether the atom, its divisor or its modulus needs more than an int32."""
         return not widens(self.atom.dtype, dt.int32) or not _is_short(self.divisor) or not _is_short(self.modulus or 1)
 
     def times(self, factor: int) -> Term:

@@ -103,6 +103,8 @@ class IndexBits:
             return a + (int(expr.b.value) if isinstance(expr.b, Const) else WORD)
         if expr.op == "&" and isinstance(expr.b, Const) and expr.b.value >= 0:
             return b
+        if expr.op == "//" and isinstance(expr.b, Const) and expr.b.value > 1:
+            return min(a, max(a - int(expr.b.value).bit_length() + 2, 1))  # rounded down, to a power of 2 at most
         return b if expr.op == "%" else max(a, b)
 
 

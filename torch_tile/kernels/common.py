@@ -127,12 +127,28 @@ def dynamic(names: str, multiple: int = 1) -> Any:
 def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
     """Return how many elements 16 bytes hold, if all rows and `sizes` are multiples of that; else 1.
 
-    All rows must start at multiples of 16 bytes. The last dimension of each tensor must be dense.
+    All rows must start at multiples of 16 bytes. The last dimension of each tensor must be dense. The stride of a
+    dimension of size 1 may be any number.
     """
     tensors, address = list(tensors), address_function()
     width = max(16 // x.element_size() for x in tensors)
-    rows = all(address(x) % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
-    return width if rows and all(n % width == 0 for n in sizes) else 1
+    steps = (step for x in tensors for step in zip(x.shape[:-1], x.stride()[:-1], strict=True))
+    # A symbol is not compared with 1, since it may have no value yet.
+    rows = all(s % width == 0 or (isinstance(n, int) and n <= 1) for n, s in steps)
+    aligned = all(address(x) % 16 == 0 for x in tensors)
+    return width if rows and aligned and all(n % width == 0 for n in sizes) else 1
+
+
+def view_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `x.view(dtype)`, also where `Tensor.view` refuses the stride of a dimension of size 1.
+
+    Each row of `x` must hold whole elements of `dtype`, and so must each other stride.
+    """
+    single = [isinstance(n, int) and n <= 1 for n in x.shape[:-1]]
+    if any(single):
+        steps = [dtype.itemsize if one else s for one, s in zip(single, x.stride()[:-1], strict=True)]
+        x = x.as_strided(x.shape, [*steps, 1])
+    return x.view(dtype)
 
 
 def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:

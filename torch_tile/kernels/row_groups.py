@@ -63,7 +63,8 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
 
 
 def most_tiles(rows: Any, groups: Any, height: int) -> Any:
-    """Return how many tiles of `height` rows a plan has at most. Each group, and what is behind the last one, fills its
-    last tile in part only. Each tile has a row.
+    """Return an upper bound of the tiles of `height` rows that cover all groups.
+
+    Each group, and what is behind the last one, fills its last tile in part only. Each tile has a row.
     """
     return torch.sym_min(-(-rows // height) + groups + 1, rows)

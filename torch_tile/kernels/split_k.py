@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
+from torch_tile.kernels.library_jit import library_jit
 
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
 
@@ -109,7 +109,7 @@ def join_parts(
     return acc, row_max + T.log(T.max(row_sum, 1.0))
 
 
-@jit
+@library_jit
 def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.

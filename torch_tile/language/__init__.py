@@ -166,7 +166,7 @@ from torch_tile.language.math import (
     truncdiv,
     truncmod,
 )  # fmt: skip
-from torch_tile.language.misuse import explain as _explain, unknown_name as _unknown_name
+from torch_tile.language.misuse import explain as _explain, instead as _instead, unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, bind, let, likely
 from torch_tile.language.pointers import handle, make_tensor, make_tensor_from_addr, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, meta_class, prim_func
@@ -322,7 +322,7 @@ _check_all(globals())  # a call that does not fit is an error on its line
 
 def __getattr__(name: str) -> Any:
     """Raise an error that explains a misspelt name, or a name that only TileLang has."""
-    if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
+    if name.startswith("__") and name.endswith("__") and not _instead(name):  # Python asks modules for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if "x" in name and name[0].islower():
         try:

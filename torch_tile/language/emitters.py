@@ -382,7 +382,7 @@ def get_ldmatrix_offset(
 
 
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
-    """Return the row and column of a lane's element `local_id`, 0 to 7. The piece has 16 by 16 sums."""
+    """Return the row and column, in a 16 x 16 accumulator, of a lane's element `local_id` (0 to 7)."""
     rows, columns = matrix.FRAGMENTS["m16n8k16"].d
     row, column = (_index_of(digits, thread_id, local_id % 4) for digits in (rows, columns))
     return row, column + local_id // 4 * 8

@@ -119,7 +119,7 @@ class _Kept:
                 yield Store(self.place(stmt.var), self.indices(), stmt.var)
 
     def is_needed(self, buffer: Buffer, n: int) -> bool:
-        """Return whether part `n`, or one behind it, needs what a tile holds when the part begins."""
+        """Return whether part `n` or a later one reads a tile's contents from before part `n`."""
         return next((found for text in self.texts[n:] if (found := _is_kept(buffer, text)) is not None), False)
 
     def place(self, symbol: Var | Buffer) -> Buffer:
@@ -165,7 +165,11 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
         is_plain = isinstance(stmt, For) and stmt.kind in (LoopKind.SERIAL, LoopKind.UNROLLED)
         if not is_plain or not all(isinstance(n, Const) for n in bounds) or contains(stmt, Break, Continue):
             meeting = next(find(stmt, GridSync))
-            raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
+            if isinstance(stmt, For | While):
+                raise error("not_outermost", meeting.span, what="T.sync_grid", region="loop")
+            fix = "write what is skipped under an `if` in place of T.thread_return(), and end it before T.sync_grid()"
+            note = (stmt.span, "behind this only those go on that have not returned")
+            raise error("not_outermost", meeting.span, [note], what="T.sync_grid", region="branch", fix=fix)
         assert isinstance(stmt, For)
         start, stop = (int(n.value) for n in bounds if isinstance(n, Const))
         numbers = range(start, stop, stmt.step)

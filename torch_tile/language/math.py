@@ -236,53 +236,65 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def _has_room(a: Expr, b: Expr) -> bool:
-    """Return whether `b` is positive and `a + (b - 1)` stays in its type. Indices and sizes are computed as wide as
-    needed.
+    """Return whether `b` is positive and `a + (b - 1)` stays in its type.
+
+    Sizes and positions do not reach the top of their type. Literals and elements beside them may: an index that counts
+    or unrolls to a literal leaves a sum of literals.
     """
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
-    ranges, leaves = _known(a, b)
+    ranges, parts = _known(a, b)
     if ranges.interval(b).low < 0:
         return False
-    widened = dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves)
-    small = ranges.interval(b).low <= 2**30
-    if dtype in EXACT and widened and small and any(isinstance(n, Var) for n in leaves):
+    far = 1 << dtype.bits // 2  # from the top of the type, whatever sizes multiply
+    sizes = (isinstance(part, Var) or (isinstance(part, Const) and -far <= part.value <= far) for part in parts)
+    if dtype in EXACT and all(sizes):
         return True
-    most = ranges.interval(a) + ranges.interval(b)
-    return (most + Interval(-1, -1)).within(range_of(dtype))
+    most, whole = ranges.interval(a) + ranges.interval(b) + Interval(-1, -1), range_of(dtype)
+    # Beside the number of a block, elements of 32 bits are computed in 64: what is too low does not wrap to the top.
+    widened = dtype == dt.int32 and any(isinstance(part, Var) and part.role == "block" for part in parts)
+    return most.high <= whole.high if widened else most.within(whole)
 
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
-    """Return the value ranges of the names in `values`, and the variables and elements that they depend on."""
+    """Return the value ranges of the names in `values`, and the variables, elements and literals that they depend on.
+
+    Sizes and positions count as far from the top of their type.
+    """
     lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
         lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
-    ranges, leaves, defined = Ranges(), [], IdSet[Var]()
+    ranges, parts, defined = Ranges(), list[Expr](), IdSet[Var]()
 
     def visit(value: Expr) -> None:
         nonlocal ranges
-        for leaf in _leaves(value):
-            if not isinstance(leaf, Var) or leaf not in lets:
-                leaves.append(leaf)
-            elif leaf not in defined:
-                defined.add(leaf)
-                visit(lets[leaf])
-                ranges = ranges.define(leaf, lets[leaf])
+        for part in _parts(value):
+            if not isinstance(part, Var) or part not in lets:
+                parts.append(part)
+            if not isinstance(part, Var) or part in defined:
+                continue
+            defined.add(part)
+            if part in lets:
+                visit(lets[part])
+                ranges = ranges.define(part, lets[part])
+            elif part.dtype in EXACT:
+                most = 1 << part.dtype.bits // 4
+                ranges = ranges.loop(part, const(-most, part.dtype), const(most + 1, part.dtype))
 
     for value in values:
         visit(value)
-    return ranges, leaves
+    return ranges, parts
 
 
-def _leaves(value: Expr) -> Iterator[Expr]:
-    """Return the variables, elements and calls that a value is computed from, without the indices of elements."""
-    if isinstance(value, Var | Load | Call):
+def _parts(value: Expr) -> Iterator[Expr]:
+    """Return the variables, elements, calls and literals that a value is computed from, without indices of elements."""
+    if isinstance(value, Var | Load | Call | Const):
         yield value
     else:
         for child in children(value):
             if isinstance(child, Expr):
-                yield from _leaves(child)
+                yield from _parts(child)
 
 
 def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:

@@ -29,7 +29,10 @@ _HAVE = {
 
 
 _WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
-_TABLE = "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b)"
+_TABLE = (
+    "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b); "
+    "in place of several tiles, allocate one with a dimension more: tiles[k, :]"
+)
 _METHODS = {
     "sum": "T.reduce_sum(tile, out, dim) adds up a tile",
     "max": "T.reduce_max(tile, out, dim) takes the largest; T.max(x, y) of two values",
@@ -125,6 +128,8 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         fix = (
             f"did you mean `{near}`?" if near else f"its parameters are {', '.join(known)}" if known else "leave it out"
         )
+        if name in ("max", "min") and unknown[1] in ("axis", "dim", "keepdims", "keepdim"):
+            fix = f"T.{name} compares values; T.reduce_{name}(tile, result, dim) folds a tile"
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
@@ -191,6 +196,30 @@ INSTEAD = {
     "fragment": "T.alloc_fragment(shape, dtype) is a tile in registers",
     "local": "T.alloc_local(shape, dtype) is an array of each thread",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
+    # Triton's names.
+    "constexpr": "a parameter that is no tensor is a compile-time constant: `def f(X, block=32):`",
+    "num_programs": "T.get_block_extent(dim) is the number of blocks along a dimension of the grid",
+    "static_range": "`for i in T.unroll(n)` is unrolled; a Python tuple is run by Python: `for i in (0, 1, 2):`",
+    "static_assert": "write `assert condition, text`: Python checks what it knows, and the device the rest",
+    "static_print": "Python's `print(text)` runs once, while the kernel is traced",
+    "make_block_ptr": "there are no pointers to blocks: T.copy(A[i * 32, j * 32], tile) takes the tile's extents",
+    "make_tensor_descriptor": "T.copy makes descriptors by itself: T.copy(A[i * 32, j * 32], tile)",
+    "advance": "compute the place from the loop's index: T.copy(A[i * 32, k * 32], tile)",
+    "debug_barrier": "T.sync_threads() is a barrier; the compiler places those that tiles need",
+    "__syncthreads": "T.sync_threads() is a barrier; the compiler places those that tiles need",
+    "__syncwarp": "T.sync_warp() is a barrier of a warp",
+    "__shfl_xor_sync": "T.shfl_xor(value, mask) exchanges values between lanes",
+    "__shfl_down_sync": "T.shfl_down(value, delta) exchanges values between lanes",
+    "__shared__": "T.alloc_shared(shape, dtype) is a tile in shared memory",
+    "atomic_cas": "no compare-and-swap is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
+    "atomic_xchg": "no exchange is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
+    "multiple_of": "T.assume(n % 16 == 0) states what a size is divided by",
+    "max_contiguous": "leave it out: T.copy and T.Parallel find out what lies side by side",
+    "trans": "T.transpose(src, dst), or T.gemm(..., transpose_A=True)",
+    "expand_dims": "index with fewer names: tile[i] in `for i, j in T.Parallel(m, n)` repeats along j",
+    "broadcast_to": "index with fewer names: tile[i] in `for i, j in T.Parallel(m, n)` repeats along j",
+    "associative_scan": "T.cumsum and T.cummax scan tiles; other scans are loops of T.serial",
+    "inline_asm_elementwise": "T.call_extern calls functions of T.import_source's text",
 }  # fmt: skip
 
 # Replacements for whole families of TileLang's names, most special first: a pattern of names, and the reason.

@@ -254,25 +254,25 @@ class _Wide(Rewriter):
         return self.vars[node]
 
     def visit_Const(self, node: Const) -> Expr:
-        """A literal of the carrier's type."""
+        """Return the literal in the carrier's type."""
         return const(node.value, carrier(node.type)) if is_narrow(node.type) else node
 
     def visit_Cast(self, node: Cast) -> Expr:
-        """A conversion, rounded to the narrow type."""
+        """Convert the carrier, and round it to the narrow type."""
         value = self(node.a)
         if is_narrow(node.type):
             return value if node.a.dtype == node.type else rounded(value, node.type)
         return cast(value, node.type) if is_narrow(node.a.dtype) else rebuilt(node, a=value)
 
     def visit_Unary(self, node: Unary) -> Expr:
-        """The operator on the carrier."""
+        """Apply the operator to the carrier, and round the result."""
         if not is_narrow(node.a.dtype):
             return self.children(node)
         found = unary(node.op, self(node.a))
         return rounded(found, node.dtype) if is_narrow(node.dtype) else found
 
     def visit_Binary(self, node: Binary) -> Expr:
-        """The operator on the carriers, its result rounded."""
+        """Apply the operator to the carriers, and round the result."""
         if not is_narrow(node.a.dtype):
             return self.children(node)
         a, b = self(node.a), self(node.b)
@@ -283,11 +283,11 @@ class _Wide(Rewriter):
         return rounded(binary(node.op, a, b), node.dtype)
 
     def visit_Select(self, node: Select) -> Expr:
-        """The choice between carriers."""
+        """Choose between carriers."""
         return rebuilt(node, condition=self(node.condition), a=self(node.a), b=self(node.b))
 
     def visit_Call(self, node: Call) -> Expr:
-        """The function of carriers; T.reinterpret reads and writes the bits."""
+        """Call the function on carriers, and round its result. T.reinterpret reads and writes the bits."""
         narrow = [a.dtype for a in node.args if is_narrow(a.dtype)]
         args = tuple(map(self, node.args))
         if not narrow and not is_narrow(node.type):
@@ -304,7 +304,7 @@ class _Wide(Rewriter):
         return rounded(rebuilt(node, args=args, type=carrier(node.type)), node.type)
 
     def visit_Load(self, node: Load) -> Expr:
-        """An element as its value."""
+        """Load an element of a packed dtype, and decode its bits to the dtype that arithmetic uses."""
         old, indices = node.buffer, tuple(map(self, node.indices))
         held = Load(self.buffer(old), indices)
         if not is_narrow(old.dtype):

@@ -21,12 +21,12 @@ from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
+from torch_tile.language.bindings import BoundKernel
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
-from torch_tile.language.scopes import Kernel
 from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
@@ -95,7 +95,12 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     types: dict[str, Any] = {}  # None: declared in the body, `A: T.Tensor(...)`
     groups = dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
-        if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
+        kind = inspect.signature(function).parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            why, fix = f"is `**{name}`: the tensors of a kernel have names", "name each parameter, and annotate it"
+            span = parameter_span(function, name)
+            raise error("bad_argument", span, op="T.prim_func", name=f"**{name}", why=why, fix=fix)
+        if kind is not inspect.Parameter.VAR_POSITIONAL:
             later = annotation is inspect.Parameter.empty and name in declared_in(function)
             types[name] = None if later else param_type(name, annotation, function)
             continue
@@ -141,19 +146,27 @@ def _does_nothing(function: FunctionType) -> bool:
 def _traced(
     run: Callable[[contextlib.AbstractContextManager[Any], Tracer], Program], function: FunctionType | None = None
 ) -> Program:
-    """Record what `run` does. A function without T.Kernel is recorded as one block of one thread."""
+    """Record what `run` does. A function without T.Kernel is one block of one thread, or what T.thread_binding says."""
     try:
         with tracing() as at:
             return run(contextlib.nullcontext(), at)
     except TileError as problem:
         if problem.code != "not_in_kernel" or at.launch is not None:
             raise
-        first = problem
+        first, launch = problem, None
     try:
         with tracing() as at:
-            program = run(Kernel(threads=1), at)
+            launch = BoundKernel()
+            program = run(launch, at)
+        if launch.threads != (1,):
+            with tracing() as at:
+                program = run(BoundKernel(launch.threads), at)
     except TileError:
+        if launch is not None and launch.is_bound:
+            raise
         raise first from None
+    if launch.is_bound:
+        return program
     on_chip = any(n.buffer.scope not in HOST_SCOPES for n in find(program, Alloc))
     is_empty = not any(kernel.body.stmts for kernel in program.kernels)
     is_forgotten = is_empty and (function is None or not _does_nothing(function))
@@ -232,8 +245,12 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
             if isinstance(value, FunctionType):  # T.Kernel itself must not be taken for a kernel
                 got, fix = f"the function `{value.__name__}`", f"decorate `{value.__name__}` with @T.prim_func"
                 raise error("no_kernel", span, name=name, got=got, fix=fix)
-            is_given = isinstance(value, Handle) and value.buffer.origin == "param"
-            fix = "leave the `return` out: its caller has it, and the kernel writes it in place" if is_given else ""
+            fix = (
+                f"leave the `return` out if the kernel writes it in place; T.copy({value.buffer.name}, Y) copies it "
+                f"into a result Y of T.empty, while `Y = {value.buffer.name}` only gives it another name"
+                if isinstance(value, Handle) and value.buffer.origin == "param"
+                else ""
+            )
             raise error("bad_return", span, got=repr(value)[:60], fix=fix)
     if not at.kernels:
         raise error("not_in_kernel", span, what=f"the body of `{name}`")
@@ -243,6 +260,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
+    for buffer, problem in at.rebound:
+        if not any(buffer in symbols(kernel) for kernel in at.kernels):
+            raise problem
     kernels = tuple(map(_without_empty_tiles, at.kernels))
     views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
     switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)

@@ -63,6 +63,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "In": lambda a, b: a in b,
     "NotIn": lambda a, b: a not in b,
 }
+_KINDS = {"global": "tensor", "shared": "shared tile", "fragment": "fragment", "local": "array of the thread"}
 _REGIONS = ("loop", "if", "else", "while", "role")
 
 
@@ -120,6 +121,8 @@ class Recorder:
             store_variable(previous, value)
             return previous
         if previous is not UNBOUND:
+            if (scalar or value is None) and not fresh:
+                self._check_tile(name, previous, value)
             self._check_rebinding(name, previous, value)
         if not self._is_carried(name, previous):
             self.bound_in[name] = self.tracer.scope
@@ -214,6 +217,22 @@ class Recorder:
         store_variable(before, value)
         return True
 
+    def _check_tile(self, name: str, previous: Any, value: Any) -> None:
+        """Refuse to bind a tile's name to a value.
+
+        A value of the tile itself is let through, outside of loops and branches.
+        """
+        if self.tracer.scope is None or not isinstance(previous, Handle) or self.tracer.has_ended(previous.buffer):
+            return
+        home = self.bound_in.get(name, self.entry)
+        here = home in self.tracer.scopes and self.tracer.scope is home
+        own = isinstance(value, Expr) and any(load.buffer is previous.buffer for load in find(value, Load))
+        if not (here and own):
+            found = error("rebound_tile", None, name=name, kind=_KINDS.get(previous.buffer.scope, "buffer"))
+            if previous.buffer.origin != "param":
+                raise found
+            self.tracer.rebound.append((previous.buffer, found))  # an error if nothing else uses the tensor
+
     def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
         """Refuse a rebinding inside a device loop. Python runs the body once, so the rebinding would silently be lost.
 
@@ -261,10 +280,10 @@ class Recorder:
         return self.on_annotate(name, annotation, None if value is UNBOUND else value)
 
     def named(self, manager: Any, names: Any) -> Any:
-        """Enter `with T.Kernel(...) as names`, and name the block indices."""
+        """Enter `with T.Kernel(...) as names`, and name the block indices; an index of T.launch_thread is the name."""
         if hasattr(manager, "take_names"):
             manager.take_names(names)
-        return manager
+        return contextlib.nullcontext(manager) if isinstance(manager, Expr) else manager
 
     # -- conditions ----------------------------------------------------------------------------------------------------
     @staticmethod
@@ -377,6 +396,11 @@ class Recorder:
     @staticmethod
     def chain(ops: tuple[str, ...], *operands: Any) -> Any:
         """Evaluate a chained comparison, `a < b <= c`."""
+        for op, a, b in zip(ops, operands, operands[1:], strict=False):
+            one = isinstance(a, Expr | Region) and (isinstance(b, Expr | Region) or is_number(b))
+            if one and a is not b and op in ("Is", "IsNot"):
+                what = "`is` compares two objects of Python, not what the device computes"
+                raise error("python_value", None, problem=what, fix=f"write `{'==' if op == 'Is' else '!='}`")
         tests = [partial(_COMPARE[op], a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
         return _lazy(tests, "and")
 

@@ -351,7 +351,8 @@ def tvm_thread_allreduce(
         return let("total", cast(to_expr(by.combine(a, b)), to))
 
     for binding in bindings:
-        total = _over(at, let("part", total), _dimension(at, what, binding), fold)
+        dim, threads = _dimension(at, what, binding), at.launch.threads
+        total = _over(at, let("part", total), threads[dim], math.prod(threads[:dim]), fold)
     at.emit(Store(target.buffer, target.starts, total))
 
 
@@ -390,10 +391,8 @@ def _counted(what: str, predicate: Any) -> Expr:
     def add(a: Expr, b: Expr) -> Expr:
         return let("total", a + b)
 
-    for dim, count in enumerate(at.launch.threads):
-        if count > 1:
-            total = _over(at, let("part", total), dim, add)
-    return let("total", total)
+    threads = math.prod(at.launch.threads)
+    return let("total", _over(at, let("part", total), threads, 1, add, for_all=True))
 
 
 def _dimension(at: Tracer, what: str, binding: Any) -> int:
@@ -416,22 +415,27 @@ def _resolved(at: Tracer, value: Expr) -> Expr:
     return value
 
 
-def _over(at: Tracer, part: Expr, dim: int, fold: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Reduce over the threads that differ along one dimension. All of them get the same bits."""
-    threads = at.launch.threads
-    count, stride = threads[dim], math.prod(threads[:dim])
-    lanes = math.gcd(count, max(1, WARP // stride)) if WARP % stride == 0 and math.prod(threads) % WARP == 0 else 1
+def _over(
+    at: Tracer, part: Expr, count: int, stride: int, fold: Callable[[Expr, Expr], Expr], for_all: bool = False
+) -> Expr:
+    """Reduce over `count` threads that are `stride` apart. All of them get the same bits.
+
+    `for_all` says that these are all threads of the block. The result then comes from one place of shared memory.
+    Passes see that all threads get the same one, so that it may decide about their barriers.
+    """
+    threads = math.prod(at.launch.threads)
+    lanes = math.gcd(count, max(1, WARP // stride)) if WARP % stride == 0 and threads % WARP == 0 else 1
     step = 1
     while step < lanes:
         part = fold(part, let("other", memory.shuffle_xor(part, step * stride)))
         step *= 2
-    if lanes == count:
+    if lanes == count and not for_all:
         return part
-    tile = Buffer("parts", (const(math.prod(threads), dt.int32),), part.dtype, "shared")
+    tile = Buffer("parts", (const(threads, dt.int32),), part.dtype, "shared")
     at.emit(Alloc(tile))
     thread, apart = thread_index(), stride * lanes
     at.emit(Store(tile, (thread,), part))
-    first = let("first", thread - thread // apart % (count // lanes) * apart)
+    first = const(0, dt.int32) if for_all else let("first", thread - thread // apart % (count // lanes) * apart)
     parts: list[Expr] = [Load(tile, (first + n * apart,)) for n in range(count // lanes)]
     while len(parts) > 1:  # neighbours first, as the shuffles do
         pairs = zip(parts[::2], parts[1::2], strict=False)

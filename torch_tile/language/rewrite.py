@@ -452,7 +452,8 @@ class _Reroute(ast.NodeTransformer):
         return _call("choose", self._condition(node.test), *branches, at=node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if len(node.ops) == 1:
+        by_object = isinstance(node.ops[0], ast.Is | ast.IsNot) and not _is_none(node.comparators[0])
+        if len(node.ops) == 1 and not by_object:
             self.generic_visit(node)
             if isinstance(node.ops[0], ast.In | ast.NotIn):
                 node.left = _call("member", node.left, at=node.left)
@@ -460,6 +461,11 @@ class _Reroute(ast.NodeTransformer):
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
         return _call("chain", ops, *operands, at=node)
+
+
+def _is_none(node: ast.expr) -> bool:
+    """Return whether an expression is the literal None."""
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _lookups(names: list[str], at: ast.AST) -> list[ast.expr]:

@@ -285,7 +285,8 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
             wrong = next((s for s in users if not isinstance(s, Role)), roles[-1])
             why = "is used by a role and beside it, and each thread has a part of it"
             fix = "use it in one T.ws only, or hand its content over in shared memory"
-            raise error("mixed_roles", wrong.span, what=f"`{tile.name}`", why=why, fix=fix)
+            notes = [(role.span, "only the threads of this role come here") for role in roles if role is not wrong][:2]
+            raise error("mixed_roles", wrong.span, notes, what=f"`{tile.name}`", why=why, fix=fix)
         for r in roles:
             mine.setdefault(r, []).append(one)
     return [_with_own(s, mine[s]) if s in mine else s for s in found]

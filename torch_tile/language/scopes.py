@@ -56,12 +56,7 @@ class Kernel:
             fix = "give the threads of a block by name: T.Kernel(x, y, z, threads=128)"
             want = "at most three sizes"
             raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(blocks)[:60], fix=fix)
-        self.grid: tuple[Expr, ...] = shape_of(blocks or (1,), "T.Kernel's grid")
-        element = next((n for size in self.grid for n in find(size, Load)), None)
-        if element is not None:
-            fix = "make it a parameter, n: T.int32, or launch the most blocks and let those too many idle by `if`"
-            want = "sizes that are known before the launch"
-            raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(element)[:60], fix=fix)
+        self.grid = grid_of(blocks or (1,))
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
@@ -83,6 +78,9 @@ class Kernel:
             raise error("bad_argument", self.span, op="T.Kernel", name="blocks", why=why, fix=fix)
         if len(names) == len(self.grid):
             self.names = names
+
+    def bind(self, of_block: bool, dim: int, size: Any) -> None:
+        """Hear of T.thread_binding: the sizes of this kernel are known."""
 
     def __enter__(self) -> Any:
         at = tracer()
@@ -123,6 +121,17 @@ class Kernel:
                     own, self.shared_bytes, self.cluster, self.min_blocks,
                 )  # fmt: skip
                 at.kernels.append(with_span(made, self.span))
+
+
+def grid_of(sizes: Any) -> tuple[Expr, ...]:
+    """Return a grid's sizes as expressions. Raises TileError for a size that is read from memory."""
+    grid = shape_of(sizes, "T.Kernel's grid")
+    element = next((n for size in grid for n in find(size, Load)), None)
+    if element is not None:
+        fix = "make it a parameter, n: T.int32, or launch the most blocks and let those too many idle by `if`"
+        want = "sizes that are known before the launch"
+        raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(element)[:60], fix=fix)
+    return grid
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:

@@ -88,7 +88,8 @@ def thread_binding(
 ) -> Expr:
     """The index that the kernel around counts: `tx = T.thread_binding(0, 128, thread="threadIdx.x")`.
 
-    `for tx in T.thread_binding(...):` names it for the body. `annotations` has no effect.
+    `for tx in T.thread_binding(...):` names it for the body. `annotations` has no effect. In a function without
+    T.Kernel the bindings make one launch, of blocks and threads of these extents.
     `thread` is threadIdx.x, .y or .z, or blockIdx.x, .y or .z; `stop`, or `start` alone, is its extent.
     """
     what = "T.thread_binding"
@@ -101,6 +102,8 @@ def thread_binding(
         fix = "give one of threadIdx.x, .y, .z, blockIdx.x, .y, .z"
         raise error("bad_argument", None, op=what, name="thread", why=f"is {thread!r}", fix=fix)
     dim, of_block = "xyz".index(axis), unit == "blockIdx"
+    if is_number(start) and start == 0:
+        _launch(what).bind(of_block, dim, stop)
     size = get_block_extent(dim) if of_block else get_thread_extent(dim)
     if not is_number(start) or start != 0 or not _is_same(stop, size):
         why, fix = f"counts from {start!r} to {stop!r}", f"count from 0 to {size!r}, as T.Kernel says"
@@ -109,7 +112,10 @@ def thread_binding(
 
 
 def launch_thread(thread: str, extent: Any) -> Expr:
-    """The index that the kernel around counts, by TVM's name: `tx = T.launch_thread("threadIdx.x", 128)`."""
+    """The index that the kernel around counts, by TVM's name: `tx = T.launch_thread("threadIdx.x", 128)`.
+
+    `with T.launch_thread("threadIdx.x", 128) as tx:` names it for the body.
+    """
     return thread_binding(0, extent, thread)
 
 

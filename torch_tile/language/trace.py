@@ -73,6 +73,7 @@ class Tracer:
         self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
+        self.rebound: list[tuple[Buffer, TileError]] = []  # parameters whose names got values, and the error for it
         self.barrier_group = 0  # threads of the T.role around
         self.doubtful: str = ""  # the device condition under which the operand that Python computes now is needed
         self.consts: Callable[[str], Any] = no_consts

@@ -368,6 +368,8 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
             fix = ""
             if isinstance(size, Expr) or (is_number(size) and not below):
                 fix = "`/` gives a float: write `n // m`, or T.ceildiv(n, m), which rounds up"
+            elif isinstance(size, str) and size in dt.BY_NAME:
+                fix = f"the shape comes first, and the dtype behind it: (64, 64), {size!r}"
             elif isinstance(size, str):
                 fix = (
                     f"name the size first, and write no quotes here: {size} = T.const({size!r}), or T.dynamic({size!r})"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch_tile.compiler.context import Build, is_watched
-from torch_tile.diagnostics.errors import TileError, assertions_as_bugs
+from torch_tile.diagnostics.errors import Span, TileError, assertions_as_bugs
 from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.check import check_kernel, check_limits
@@ -21,7 +21,7 @@ from torch_tile.lowering.common.part_overlaps import part_overlaps
 from torch_tile.lowering.common.simplify import simplify_program
 from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
 from torch_tile.lowering.cpu.peel_tails import peel_tails
-from torch_tile.lowering.hopper.async_wgmma import async_wgmma, resolve_ping_pong
+from torch_tile.lowering.hopper.async_wgmma import DOUBLED, async_wgmma, resolve_ping_pong
 from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
@@ -37,6 +37,7 @@ from torch_tile.lowering.threads.infer_layouts import infer_layouts
 from torch_tile.lowering.threads.recompute_indices import recompute_indices
 from torch_tile.lowering.threads.slice_fragments import slice_fragments
 from torch_tile.lowering.threads.vectorize import vectorize
+from torch_tile.lowering.threads.widen_blocks import widen_blocks
 
 Pass = Callable[[Program], Program]
 
@@ -54,13 +55,14 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
 )
 
 
-def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], ...]:
+def cuda_passes(build: Build, no_roles: str = "", single: bool = False) -> tuple[tuple[Pass, Stage], ...]:
     """Return the passes for a GPU; those that ask for the target or report to the author are bound to `build`.
 
-    `no_roles`, a reason, keeps the threads of each kernel together.
+    `no_roles`, a reason, keeps the threads of each kernel together; with `single` operands that threads write keep one
+    version.
     """
 
-    def bound(step: Callable[..., Program], *rest: str) -> Pass:
+    def bound(step: Callable[..., Program], *rest: object) -> Pass:
         @functools.wraps(step)
         def run(program: Program) -> Program:
             return step(program, build, *rest)
@@ -70,12 +72,13 @@ def cuda_passes(build: Build, no_roles: str = "") -> tuple[tuple[Pass, Stage], .
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # a GPU can launch the blocks and grids
+        (bound(widen_blocks), Stage.TILE),  # accumulators fit into registers, if more threads help
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
-        (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
+        (bound(async_wgmma, single), Stage.TILE),  # products by wgmma stay in flight beside other work
         (bound(peel_causal), Stage.TILE),  # loops of such products branch only where a mask begins
         (slice_fragments, Stage.TILE),  # fragments are read at places that are known
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
@@ -117,24 +120,41 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
 
 
 def lower_for_gpu(program: Program, build: Build) -> Program:
-    """Run the passes for a GPU. Where a kernel with producer warps does not fit into shared memory, run them without:
-    tiles of producers cannot share the place of tiles that other warps use after the loop.
+    """Run the passes for a GPU. Where a kernel does not fit into shared memory, run them again with less of it: first
+    with one version of what threads write, then without producer warps, whose tiles share no place with later ones.
     """
     try:
         return lower(program, cuda_passes(build))
     except TileError as problem:
-        split = [remark.span for remark in build.remarks if SPLIT in remark.became]
-        if problem.code != "shared_memory" or not split:
-            raise
         first = problem
-    build.remarks.clear()
-    build.placements.clear()
+    if first.code == "shared_memory" and (told := _told(build, DOUBLED)):
+        _forget(build)
+        build.remark(told[0], "T.gemm", "one version of operands, as two need more shared memory than there is")
+        try:
+            return lower(program, cuda_passes(build, single=True))
+        except TileError as problem:
+            first = problem
+    split = _told(build, SPLIT)
+    if first.code != "shared_memory" or not split:
+        raise first
+    _forget(build)
     why = "with them a block needs more shared memory than there is"
     build.remark(split[0], "T.Pipelined", "no warps that copy, so that all threads copy and multiply in turn", why)
     try:
         return lower(program, cuda_passes(build, why))
     except TileError:
         raise first from None
+
+
+def _told(build: Build, text: str) -> list[Span | None]:
+    """Return the places of the remarks that hold a text."""
+    return [remark.span for remark in build.remarks if text in remark.became]
+
+
+def _forget(build: Build) -> None:
+    """Drop what a run of the passes reported."""
+    build.remarks.clear()
+    build.placements.clear()
 
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:

@@ -11,12 +11,18 @@ from torch_tile.nn.attention import Attention, PagedLatents
 from torch_tile.nn.experts import Float8Experts, QuantizedExperts
 from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.linear_attention import (
+    chunk_dplr_delta_rule,
+    chunk_gated_delta_rule,
     chunk_gla,
     chunk_kda,
     chunk_lightning_attn,
     chunk_linear_attn,
     chunk_retention,
+    chunk_rwkv7,
     chunk_simple_gla,
+    fused_mul_recurrent_rwkv7,
+    fused_recurrent_dplr_delta_rule,
+    fused_recurrent_gated_delta_rule,
     fused_recurrent_gla,
     fused_recurrent_kda,
     fused_recurrent_simple_gla,
@@ -25,17 +31,9 @@ from torch_tile.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss, cross_e
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.norm import LayerNorm, RMSNorm
 from torch_tile.nn.quantized import Float8Linear, Int8Linear, QuantizedLinear
-from torch_tile.nn.rwkv import (
-    chunk_dplr_delta_rule,
-    chunk_rwkv7,
-    fused_mul_recurrent_rwkv7,
-    fused_recurrent_dplr_delta_rule,
-)
 from torch_tile.nn.scans import (
     causal_conv1d_fn,
     causal_conv1d_update,
-    chunk_gated_delta_rule,
-    fused_recurrent_gated_delta_rule,
     mamba_chunk_scan_combined,
     selective_state_update,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
@@ -41,6 +42,7 @@ class Attention(nn.Module):
     window: int
     layer_idx: int
 
+    @names_parameters
     def __init__(
         self,
         hidden_size: int,
@@ -160,6 +162,7 @@ class PagedLatents:
 
     seq_lens: Tensor
 
+    @names_parameters
     def __init__(
         self,
         layers: int,

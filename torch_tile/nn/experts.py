@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
 
@@ -112,6 +113,7 @@ class QuantizedExperts(nn.Module):
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
 
+    @names_parameters
     def __init__(
         self,
         gate_up_proj: Tensor,
@@ -202,6 +204,7 @@ class Float8Experts(nn.Module):
     down_proj: Tensor
     down_scales: Tensor
 
+    @names_parameters
     def __init__(
         self,
         gate_up_proj: Tensor,

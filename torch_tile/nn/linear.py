@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS
 
 
@@ -30,6 +31,7 @@ class Linear(nn.Linear):
         dtype: as for `nn.Linear`.
     """
 
+    @names_parameters
     def __init__(
         self,
         in_features: int,
@@ -69,6 +71,7 @@ class GatedMLP(nn.Module):
         dtype: of all parameters.
     """
 
+    @names_parameters
     def __init__(
         self,
         hidden_size: int,

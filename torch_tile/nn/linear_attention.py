@@ -1,25 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear attention with decays under fla's names and arguments, over `torch.ops.tile`.
+"""Linear attention, delta rules and RWKV-7 under fla's names and arguments, over `torch.ops.tile`.
 
-All functions take q and k `[B, L, G, K]` and v `[B, L, H, V]`. They return `[B, L, H, V]` with the last state `[B, H,
-K, V]` in float32, or None unless `output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H,
-K, V]`. `scale` is the factor of q; None for `K ** -0.5`. `run` is what calls operators.
+All functions take q (or r), k, a and b `[B, L, G, K]`, v `[B, L, H, V]` and beta `[B, L, H]`. Logarithms of decays g
+are `[B, L, H]` or `[B, L, H, K]`. The functions return `[B, L, H, V]` with the last state `[B, H, K, V]`, or None
+unless `output_final_state`. States of packed sequences (`cu_seqlens`, `[N + 1]`) are `[N, H, K, V]`. `scale` is the
+factor of q; None for `K ** -0.5`. `run` is what calls operators. Names with `recurrent` compute token after token;
+they give packed sequences to the form in chunks.
 """
 
 from __future__ import annotations
 
 import torch
 
-from torch_tile.nn.scans import (
-    Run,
-    Tensor,
-    chunk_gated_delta_rule,
-    first_state,
-    fused_recurrent_gated_delta_rule,
-    operator,
-    refuse,
-    run_scan,
-)
+from torch_tile.nn.scans import Run, Tensor, operator, refuse
+
+Result = tuple[Tensor, Tensor | None]
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute `tile.gated_delta_rule`; use_qk_l2norm_in_kernel divides q and k by their lengths."""
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _chunks("gated_delta_rule", (q, k, v, g, beta), (scale, use_qk_l2norm_in_kernel), *options)
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute `tile.gated_delta_rule_step`; without g nothing decays, without beta it is 1.
+
+    The last state has the dtype of the first one, which is not changed.
+    """
+    g = no_decay(v) if g is None else g
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _steps("gated_delta_rule", (q, k, v, g, beta), (scale, use_qk_l2norm_in_kernel), *options)
 
 
 def chunk_kda(
@@ -35,22 +71,10 @@ def chunk_kda(
     use_gate_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
-    """Kimi delta attention: `tile.gated_delta_rule` whose keys decay channel by channel.
+) -> Result:
+    """Compute Kimi delta attention: `chunk_gated_delta_rule` with g `[B, L, H, K]`, for decays of channels.
 
-    Args:
-        q: `[B, L, H, K]`.
-        k: `[B, L, H, K]`.
-        v: `[B, L, H, V]`.
-        g: `[B, L, H, K]`, logarithms of decays.
-        beta: `[B, L, H]`.
-        scale: the factor of q.
-        initial_state: `[B, H, K, V]`.
-        output_final_state: whether to return the last state, too.
-        use_qk_l2norm_in_kernel: whether q and k are divided by their lengths.
-        use_gate_in_kernel: refused if true: g must be the logarithm itself.
-        cu_seqlens: the first times of packed sequences.
-        run: what calls operators.
+    use_gate_in_kernel is refused: g must be the logarithm itself.
     """
     refuse("chunk_kda", use_gate_in_kernel=use_gate_in_kernel or None)
     options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
@@ -71,10 +95,10 @@ def chunk_gla(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Gated linear attention: `tile.gated_linear_attention` with g `[B, L, H, K]`, logarithms of channels' decays."""
-    options = initial_state, cu_seqlens, None if scale is None else float(scale)
-    return run_scan(run, "gated_linear_attention", q, k, v, g, *options, keep_state=output_final_state)
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _chunks("gated_linear_attention", (q, k, v, g), (scale,), *options)
 
 
 def fused_recurrent_gla(
@@ -89,11 +113,11 @@ def fused_recurrent_gla(
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """`chunk_gla` token after token; gk is its g, None for no decay. gv and reverse are refused."""
     refuse("fused_recurrent_gla", gv=gv, reverse=reverse or None)
-    g = no_decay(v) if gk is None else gk
-    return _steps(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, run)
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _steps("gated_linear_attention", (q, k, v, no_decay(v) if gk is None else gk), (scale,), *options)
 
 
 def chunk_simple_gla(
@@ -107,7 +131,7 @@ def chunk_simple_gla(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Linear attention whose heads decay as a whole: by g `[B, L, H]`, by g_gamma `[H]` at all times, or by both."""
     return chunk_gla(q, k, v, _decay(v, g, g_gamma), scale, initial_state, output_final_state, cu_seqlens, run)
 
@@ -124,10 +148,11 @@ def fused_recurrent_simple_gla(
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """`chunk_simple_gla` token after token. reverse is refused."""
     refuse("fused_recurrent_simple_gla", reverse=reverse or None)
-    return _steps(q, k, v, _decay(v, g, g_gamma), scale, initial_state, output_final_state, cu_seqlens, run)
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _steps("gated_linear_attention", (q, k, v, _decay(v, g, g_gamma)), (scale,), *options)
 
 
 def chunk_linear_attn(
@@ -139,7 +164,7 @@ def chunk_linear_attn(
     output_final_state: bool = False,
     normalize: bool = True,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Linear attention without decay. normalize divides outputs by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`."""
     out, state = chunk_gla(q, k, v, no_decay(v), scale, initial_state, output_final_state, run=run)
     if normalize:
@@ -159,7 +184,7 @@ def chunk_retention(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """RetNet's attention (arXiv:2307.08621): head h decays by `1 - 2 ** (-5 - h)` at each time."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = torch.log1p(-torch.exp2(-5 - heads))
@@ -177,11 +202,93 @@ def chunk_lightning_attn(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Lightning attention (arXiv:2401.04658): head h of H decays by `exp(-8 h / H (1 - layer_idx / num_layers))`."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = -(8 / v.shape[2] * (1 - layer_idx / num_layers)) * heads
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)
+
+
+def chunk_dplr_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute `tile.rwkv7` with gk as its g; `exp(-gk) a` must be finite."""
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _chunks("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
+
+
+def fused_recurrent_dplr_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute `chunk_dplr_delta_rule` token after token. reverse is refused."""
+    refuse("fused_recurrent_dplr_delta_rule", reverse=reverse or None)
+    options = initial_state, output_final_state, cu_seqlens, run
+    return _steps("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
+
+
+def chunk_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = True,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute `tile.rwkv7` with r as its q and w as its g."""
+    return chunk_dplr_delta_rule(r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, run)
+
+
+def fused_mul_recurrent_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kk: Tensor,
+    a: Tensor,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = True,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
+    """Compute RWKV-7 token after token, from normalized keys kk and their rates a.
+
+    It reads the state by -kk, and adds what it read at `kk a`.
+    """
+    options = scale, initial_state, output_final_state, reverse, cu_seqlens
+    return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, *options, run=run)
+
+
+def _factor(q: Tensor, scale: float | None) -> float:
+    """Return the factor of q: `K ** -0.5` for None."""
+    return q.shape[3] ** -0.5 if scale is None else scale
 
 
 def no_decay(v: Tensor) -> Tensor:
@@ -197,19 +304,42 @@ def _decay(v: Tensor, g: Tensor | None, gamma: Tensor | None) -> Tensor:
     return everywhere if g is None else g + everywhere
 
 
-def _steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    scale: float | None,
+def _chunks(
+    op: str,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float | None, ...],
     initial_state: Tensor | None,
     output_final_state: bool,
     cu_seqlens: Tensor | None,
     run: Run,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention token after token; packed sequences go to `chunk_gla`."""
+) -> Result:
+    """Run the operator `op`, which computes chunks of tokens; `numbers` are its scale and its flags."""
+    scale, *flags = numbers
+    given = initial_state, cu_seqlens, None if scale is None else float(scale), *map(bool, flags)
+    out, state = run(op, *tensors, *given)
+    return out, state if output_final_state else None
+
+
+def _steps(
+    op: str,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float | None, ...],
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    run: Run,
+) -> Result:
+    """Run the operator `op` in its form for steps; packed sequences go to `_chunks`.
+
+    Without a first state it is zeros `[B, H, K, V]`, in float32 or v's float64.
+    """
     if cu_seqlens is not None:
-        return chunk_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, run)
-    given = first_state(initial_state, k, v), q, k, v, g, None if scale is None else float(scale)
-    return run_scan(run, "gated_linear_attention_step", *given, keep_state=output_final_state)
+        return _chunks(op, tensors, numbers, initial_state, output_final_state, cu_seqlens, run)
+    _, k, v, *_ = tensors
+    if initial_state is None:
+        wide = torch.promote_types(v.dtype, torch.float32)
+        initial_state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
+    scale, *flags = numbers
+    given = None if scale is None else float(scale), *map(bool, flags)
+    out, state = run(f"{op}_step", initial_state, *tensors, *given)
+    return out, state if output_final_state else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.ops.losses import (
     check_reduction,
     cross_entropy_loss as cross_entropy,
@@ -26,6 +27,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         z_loss: the factor of the squared log-sum-exp (arXiv:2204.02311).
     """
 
+    @names_parameters
     def __init__(
         self,
         weight: torch.Tensor | None = None,
@@ -62,6 +64,7 @@ class LinearCrossEntropyLoss(nn.Linear):
         dtype: of the parameters.
     """
 
+    @names_parameters
     def __init__(
         self,
         in_features: int,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.nn.attention import PagedLatents
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
@@ -50,6 +51,7 @@ class MLAAttention(nn.Module):
     rope_interleave: bool
     layer_idx: int
 
+    @names_parameters
     def __init__(
         self,
         hidden_size: int,

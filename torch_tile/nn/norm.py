@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from torch_tile.diagnostics.spelling import names_parameters
+
 
 def last_dimension(normalized_shape: int | Sequence[int]) -> int:
     """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take."""
@@ -39,6 +41,7 @@ class RMSNorm(nn.Module):
     weight_offset: float
     cast_first: bool
 
+    @names_parameters
     def __init__(
         self,
         normalized_shape: int | Sequence[int],

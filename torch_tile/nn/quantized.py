@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
@@ -44,6 +45,7 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
     whole_scale: Tensor | None
 
+    @names_parameters
     def __init__(
         self,
         words: Tensor,
@@ -75,6 +77,7 @@ class QuantizedLinear(nn.Module):
         self.compute_dtype = compute_dtype
 
     @classmethod
+    @names_parameters
     def from_linear(cls, linear: nn.Linear, format: str = "nf4", group: int | None = None) -> QuantizedLinear:
         """Round a linear layer to a format of 4 bits, in runs of `group` input features (64; 32 for "e2m1").
 
@@ -155,6 +158,7 @@ class Float8Linear(nn.Module):
     bias: Tensor | None
     input_scale: Tensor | None
 
+    @names_parameters
     def __init__(
         self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, input_scale: Tensor | None = None
     ) -> None:
@@ -164,6 +168,7 @@ class Float8Linear(nn.Module):
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
 
     @classmethod
+    @names_parameters
     def from_linear(cls, linear: nn.Linear) -> Float8Linear:
         """Round a linear layer by the rows of its weight."""
         _check_linear(linear)
@@ -204,6 +209,7 @@ class Int8Linear(nn.Module):
     scale: Tensor
     bias: Tensor | None
 
+    @names_parameters
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, threshold: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
@@ -212,6 +218,7 @@ class Int8Linear(nn.Module):
         self.threshold = threshold
 
     @classmethod
+    @names_parameters
     def from_linear(cls, linear: nn.Linear, threshold: float = 0.0) -> Int8Linear:
         """Round a linear layer by the rows of its weight."""
         _check_linear(linear)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans and short convolutions under the names and arguments of mamba-ssm, causal-conv1d and fla, over
-`torch.ops.tile`.
+"""Scans and short convolutions under the names and arguments of mamba-ssm and causal-conv1d, over `torch.ops.tile`.
 
 What packs sequences and is not documented here, and tables of states, are refused with a ValueError.
 """
@@ -199,96 +198,6 @@ def selective_state_update(
     whole.copy_(new)
     found: Tensor = out.view(x.shape)
     return found
-
-
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
-    """`tile.gated_delta_rule`.
-
-    Args:
-        q: `[B, L, G, K]`.
-        k: `[B, L, G, K]`.
-        v: `[B, L, H, V]`.
-        g: `[B, L, H]`, logarithms of decays, or `[B, L, H, K]` for those of channels.
-        beta: `[B, L, H]`.
-        scale: the factor of q; None for `K ** -0.5`.
-        initial_state: `[B, H, K, V]`.
-        output_final_state: whether to return the last state, too.
-        use_qk_l2norm_in_kernel: whether q and k are divided by their lengths.
-        cu_seqlens: `[N + 1]`, the first times of packed sequences; states are then `[N, H, K, V]`.
-        run: what calls operators.
-
-    Returns:
-        `[B, L, H, V]`, and the last state in float32, or None.
-    """
-    given = initial_state, cu_seqlens, None if scale is None else float(scale), bool(use_qk_l2norm_in_kernel)
-    return run_scan(run, "gated_delta_rule", q, k, v, g, beta, *given, keep_state=output_final_state)
-
-
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    run: Run = operator,
-) -> tuple[Tensor, Tensor | None]:
-    """`tile.gated_delta_rule_step`: tokens one after the other; packed sequences go to `tile.gated_delta_rule`.
-
-    Args:
-        q: `[B, L, G, K]`.
-        k: `[B, L, G, K]`.
-        v: `[B, L, H, V]`.
-        g: `[B, L, H]`, logarithms of decays; None for no decay.
-        beta: `[B, L, H]`; None for 1.
-        scale: the factor of q; None for `K ** -0.5`.
-        initial_state: `[B, H, K, V]`, which is not changed.
-        output_final_state: whether to return the last state, too.
-        use_qk_l2norm_in_kernel: whether q and k are divided by their lengths.
-        cu_seqlens: `[N + 1]`, the first times of packed sequences; states are then `[N, H, K, V]`.
-        run: what calls operators.
-
-    Returns:
-        `[B, L, H, V]`, and the last state in float32 or the dtype of the first one, or None.
-    """
-    g = v.new_zeros(v.shape[:3]) if g is None else g
-    beta = v.new_ones(v.shape[:3]) if beta is None else beta
-    if cu_seqlens is not None:
-        options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-        return chunk_gated_delta_rule(q, k, v, g, beta, *options, run=run)
-    state = first_state(initial_state, k, v)
-    given = q, k, v, g, beta, None if scale is None else float(scale), bool(use_qk_l2norm_in_kernel)
-    return run_scan(run, "gated_delta_rule_step", state, *given, keep_state=output_final_state)
-
-
-def run_scan(run: Run, op: str, *args: Any, keep_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Run the operator of a scan; drop its last state unless `keep_state`."""
-    out, state = run(op, *args)
-    return out, state if keep_state else None
-
-
-def first_state(given: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
-    """Return the state that steps begin with: the one given, else zeros `[B, H, K, V]` in float32 or v's float64."""
-    if given is not None:
-        return given
-    wide = torch.promote_types(v.dtype, torch.float32)
-    return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=wide)
 
 
 def numbers_of(function: str, cu_seqlens: Tensor, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from torch_tile.compiler.context import Build, times
 from torch_tile.compiler.cost_model import estimate, rates_of
 from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.layout_ops import svg_picture
@@ -32,6 +33,7 @@ MOST = 64
 """Rows and columns of the largest layout that is drawn cell by cell; of a larger one the page gives the formula."""
 
 
+@names_parameters
 def show(kernel: JITKernel | PrimFunc, target: str = "cuda:sm_90a") -> KernelPage:
     """Draw what the compiler made of a kernel for a GPU; in a notebook the result shows itself.
 

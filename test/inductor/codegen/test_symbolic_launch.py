@@ -6,8 +6,8 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from torch_tile.hardware import LARGEST_SIZE
 from torch_tile.inductor.codegen.symbolic_launch import (
-    LARGEST,
     NotEmbedded,
     Symbols,
     TensorMeta,
@@ -93,7 +93,7 @@ def test_sizes_may_be_symbols(inductor):
     shown = [n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in launch.args[0].shape]
     assert shown == [1, s * t, 32] and symbols.asked() == []
     bounds = {each: symbols.env.var_to_range[ours] for each, ours in symbols.here.items()}
-    assert (bounds[s].lower, bounds[s].upper) == (2, LARGEST) and (bounds[t].lower, bounds[t].upper) == (2, 64)
+    assert (bounds[s].lower, bounds[s].upper) == (2, LARGEST_SIZE) and (bounds[t].lower, bounds[t].upper) == (2, 64)
     assert env.guards == []  # nothing is asked of Inductor's own
 
 

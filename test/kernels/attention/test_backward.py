@@ -155,15 +155,20 @@ def test_large_scores_do_not_overflow(engine):
         torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-3)
 
 
-def test_rows_of_numbers_that_stand_for_minus_infinity(engine):
-    """Where a loss does not read such rows, all gradients are right."""
-    q, k, v, grad = (torch.randn(1, 1, 5, 16) for _ in range(4))
-    mask, low = torch.zeros(1, 1, 5, 5), torch.finfo(torch.float32).min
-    mask[:, :, :2], mask[..., :2], grad[:, :, :2] = low, low, 0
-    out, lse = forward(q, k, v, mask)
-    got = attention_backward(grad, q, k, v, out, lse, mask)
-    for a, b in zip(got, reference(grad, q, k, v, out, lse, mask), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("keep", ["", "mask"])
+@pytest.mark.parametrize("score", ["", "v0=mul(acc0,0.5);v1=tanh(v0);v2=mul(v1,4.0);ret v2"], ids=["scores", "caps"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_numbers_that_stand_for_minus_infinity(engine, keep, score, causal):
+    """Probabilities of such rows have a sum of 1, although their log-sum-exp has no digit for the number of keys."""
+    q, k, v, grad = (torch.randn(1, 2, 70, 16) for _ in range(4))
+    mask, low = torch.randn(1, 2, 70, 70), torch.finfo(torch.float32).min
+    mask[:, :, :7], mask[..., :7] = low, low
+    named = {"causal": causal, "score": score}
+    out, lse = forward(q, k, v, mask, **named)
+    got = attention_backward(grad, q, k, v, out, lse, mask, keep=keep, **named)
+    want = reference(*(x.double() for x in (grad, q, k, v, out, lse, mask)), keep=keep, **named)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
 
 
 HOPPER = Machine(Target("cuda", 90), 132)

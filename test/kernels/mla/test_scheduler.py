@@ -6,17 +6,7 @@ import pytest
 import torch
 
 from torch_tile.kernels.mla.decode import EVENLY_SPLIT, mla_decode, reference as decoded
-from torch_tile.kernels.mla.scheduler import (
-    BEGINNING,
-    BLOCK,
-    LEAST_PIECE,
-    LOADS_TRIED,
-    least_load,
-    mla_schedule,
-    plan,
-    reference,
-    suffices,
-)
+from torch_tile.kernels.mla.scheduler import BEGINNING, BLOCK, mla_schedule, plan, reference
 from torch_tile.kernels.mla.spec import Config
 
 
@@ -51,33 +41,6 @@ def test_all_positions_have_a_unit_and_no_unit_waits_for_another(problems):
             assert sum(1 for unit, *_ in found[n]) == found[n][-1][0] - found[n][0][0] + 1
         fair = sum(-(-length // BLOCK) + BEGINNING for length in lengths) / units
         assert max(work, default=0) <= fair + 2 * BEGINNING + 1, (lengths, units)
-
-
-def test_a_plan_has_the_least_load_of_those_tried(problems):
-    """A load suffices if the last unit, which takes what is left, has no more work than all other units."""
-    for _ in range(100):
-        lengths, units = some_lengths(problems), problems.pick(1, 2, 5, 66, 132)
-        sizes = [-(-length // BLOCK) for length in lengths]
-        load, each = least_load(sizes, units), -(-sum(sizes) // units)
-        most = max(pieces(plan(lengths, units), units, lengths)[1], default=0)
-        assert suffices(load, sizes, units) and most <= load + 1, (lengths, units)
-        high = max(-(-sum(n + BEGINNING for n in sizes) // units), LEAST_PIECE) + BEGINNING
-        low = max(each, LEAST_PIECE) + BEGINNING
-        if high - low < LOADS_TRIED:  # then all are tried
-            assert not any(suffices(less, sizes, units) for less in range(low, load)), (lengths, units)
-
-
-@pytest.mark.parametrize("units", [7, 66, 132])
-def test_equal_sequences_are_divided_as_evenly_as_splits(units, problems):
-    """No piece is longer than an even split's, if its blocks come in pairs."""
-    for batch in range(1, units + 1):
-        count = problems.random.randint(1, 300)
-        rows = plan([count * BLOCK] * batch, units)
-        most = max(
-            end - begin for own in pieces(rows, units, [count * BLOCK] * batch)[0].values() for _, begin, end in own
-        )
-        even = -(-count // (units // batch))
-        assert most <= max(even + even % 2, LEAST_PIECE), (batch, count)
 
 
 @pytest.mark.parametrize("batch, length, shared", [(64, 4096, 0), (128, 4096, 0), (16, 8192, 16), (1, 8192, 1)])
@@ -119,7 +82,7 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
             check(a, b, f"{name} of {units} units")
 
 
-@pytest.mark.parametrize("batch", range(1, EVENLY_SPLIT + 1))
+@pytest.mark.parametrize("batch", [1, 2, EVENLY_SPLIT])
 def test_few_sequences_need_no_schedule(batch, engine, problems, check):
     """Even splits are their best plan: whatever a schedule says is not read."""
     q, q_pe = (problems.tensor(batch, 2, 3, n, layout="dense") for n in (32, 16))
@@ -136,7 +99,7 @@ def test_a_schedule_of_nonsense_reads_and_writes_nothing_else(engine, problems):
     """On a GPU nobody looks whether a schedule is that of the lengths: results are wrong then, but nothing else is."""
     if engine == "threads":
         pytest.skip("blocks that take the same sequence race for its results, as they must")
-    lengths = torch.tensor([70] + [130] * EVENLY_SPLIT, dtype=torch.int32)  # fewer sequences take no schedule
+    lengths = torch.tensor([70] + [130] * EVENLY_SPLIT, dtype=torch.int32)
     batch = len(lengths)
     q, q_pe = (problems.tensor(batch, 1, 3, n, layout="dense") for n in (32, 16))
     kv, k_pe = (problems.tensor(batch, 130, n, layout="dense") for n in (32, 16))

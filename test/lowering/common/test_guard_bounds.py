@@ -235,3 +235,23 @@ def test_addresses_computed_from_memory():
 
     (guard,) = (x for x in walk(guard_bounds(kernel.program)) if isinstance(x, Select))
     assert isinstance(guard.a, Load) and guard.a.buffer.name == "table"
+
+
+def test_asynchronous_copies_of_rows_that_are_not_there_are_aligned():
+    """The stride of a tensor's only row is no multiple of a run, and may not count in addresses of further rows."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((1, 230), "float16"), out: T.Tensor((1, 230), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((16, 256), "float16")
+            T.async_copy(x[0, 0], tile)
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            T.copy(tile, out[0, 0])
+
+    x, out = torch.randn(1, 230).half(), torch.full((1, 230), float("nan")).half()
+    compiled = torch_tile.compile(kernel, target="cuda:sm_80")
+    assert "cp.async of 16 bytes" in str(compiled.schedule)
+    findings = compiled.interpret(x, out)
+    assert not findings, findings.report()
+    assert torch.equal(x, out)

@@ -751,7 +751,7 @@ def test_threads_of_a_branch_meet_at_barriers_of_their_own(target, met, behind):
 
 
 def test_a_part_of_a_warp_cannot_meet():
-    with pytest.raises(TileError, match="divergent_hazard"):
+    with pytest.raises(TileError, match="parted_warp"):
         torch_tile.compile(suffix_sums(False, True, 40), target="cuda:sm_80")
 
 

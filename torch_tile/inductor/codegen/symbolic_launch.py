@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
+from torch_tile.hardware import LARGEST_SIZE
 from torch_tile.inductor import compat
 from torch_tile.runtime.launch_plan import LaunchPlan, Unplanned, planning
-
-LARGEST = 2**31 - 2**16  # of a symbol: kernels take sizes as 32 bits
 
 
 class NotEmbedded(Exception):
@@ -73,7 +72,7 @@ class Symbols:
 
             bounds = self.real.bound_sympy(theirs)
             least = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 0
-            most = min(int(bounds.upper), LARGEST) if isinstance(bounds.upper, sympy.Integer) else LARGEST
+            most = min(int(bounds.upper), LARGEST_SIZE) if isinstance(bounds.upper, sympy.Integer) else LARGEST_SIZE
             typical = compat.size_hint(self.real.create_symintnode(theirs, hint=None), fallback=min(most, 64))
             made = self.env.create_symbol(
                 typical, ConstantSource(f"n{len(self.here)}"), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None,

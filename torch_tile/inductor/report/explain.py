@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from torch_tile.diagnostics.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from torch_tile.inductor.report.rows import Report
@@ -50,6 +53,7 @@ def explain(
         raise TypeError(f"explain: model is the class {model.__name__}; expected an instance, {model.__name__}(...)")
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
+    _refuse_unknown_keywords(model, kwargs)
     backend = functools.partial(dry_run, options=_options(select, options, backward), watch=True)
 
     def wrapper(*values: Any, **named: Any) -> Any:
@@ -75,6 +79,24 @@ def explain(
     if compat.graph_breaks() > breaks:
         report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
     return report
+
+
+def _refuse_unknown_keywords(model: Any, named: Mapping[str, Any]) -> None:
+    """Raise TypeError for a keyword that neither `explain` nor the model's forward takes."""
+    try:
+        parameters = inspect.signature(getattr(model, "forward", model)).parameters
+    except (TypeError, ValueError):  # functions without a signature
+        return
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    own = ("select", "options", "backward")
+    for name in named:
+        if name not in parameters:
+            has = f"explain has {', '.join(own)}; the model has {', '.join(parameters) or 'none'}"
+            raise TypeError(
+                f"explain: neither it nor the model's forward has a parameter {name!r}"
+                f"{did_you_mean(name, (*own, *parameters))}; {has}"
+            )
 
 
 def _options(select: str | None, options: Mapping[str, Any] | None, backward: bool) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _key(
         source_digest(),
         torch.__version__,
         repr(settings),
-        repr(list(map(_name, sizes))),
+        repr(list(map(_sizes_text, sizes))),
         repr(worth),
     )
     text = "\0".join((_describe(new), _describe(old), *facts))
@@ -182,8 +182,8 @@ def _outcome(text: str) -> Outcome:
     return Outcome(float(data["tile"]), float(data["inductor"]), others, float(data["worth"]))
 
 
-def _name(sizes: compat.Sizes) -> str:
-    """Name a choice of sizes for the report."""
+def _sizes_text(sizes: compat.Sizes) -> str:
+    """Format the sizes of symbols for the report: `at s0=4, s1=8`."""
     return "at " + ", ".join(
         f"{symbol}={size}" for symbol, size in sorted(sizes.items(), key=lambda each: str(each[0]))
     )
@@ -217,9 +217,9 @@ def _measure(
     for each in sizes if Outcome(tile, inductor, worth=worth).tile_wins else ():
         try:
             with compat.at_sizes(each):
-                others.append((_name(each), *benchmark.times(new, old, options)))
+                others.append((_sizes_text(each), *benchmark.times(new, old, options)))
         except Exception:
-            log.debug("no contest %s", _name(each), exc_info=True)  # these sizes may break a rule of the model
+            log.debug("no contest %s", _sizes_text(each), exc_info=True)  # these sizes may break a rule of the model
     outcome = Outcome(tile, inductor, tuple(others), worth)
     log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
     _save(key, outcome)

@@ -26,7 +26,7 @@ _inputs: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("inputs"
 
 @contextlib.contextmanager
 def compiling_with(inputs: Sequence[Any]) -> Iterator[None]:
-    """Let `note` find the inputs of the graphs that are compiled inside."""
+    """Hand the real inputs of a call to `note`, while graphs are compiled for that call."""
     token = _inputs.set(inputs)
     try:
         yield

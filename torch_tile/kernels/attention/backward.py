@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -60,6 +59,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -179,7 +179,7 @@ def run(
         return made
 
     count = 0 if sequences is None else sequences.count + 1  # each has rows of whole blocks
-    statistics = lse.new_empty(*shape[:3], 2, round_up(q_len, PADDING) + count * PADDING)
+    statistics = lse.new_empty(*shape[:3], spec.row_statistics, round_up(q_len, PADDING) + count * PADDING)
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
@@ -418,7 +418,9 @@ def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) ->
     tiles = [Tile(own, n, bits, parts=(Part.BEFORE, Part.LOOP)) for n in (both[:1] if outputs == ("dv",) else both)]
     tiles += [Tile(step, columns, bits, config.stages, (Part.LOOP,)) for columns in both]
     if "dq" not in outputs:  # the statistics of rows
-        tiles.append(Tile(2, step, 8 * compute_dtype(spec.dtype).itemsize, config.stages, (Part.LOOP,)))
+        tiles.append(
+            Tile(spec.row_statistics, step, 8 * compute_dtype(spec.dtype).itemsize, config.stages, (Part.LOOP,))
+        )
     if config.shared_probs:
         tiles += [Tile(own, step, bits, parts=(Part.LOOP,))] * len(outputs)
     elif not bulk and own < MMA_ROWS * config.threads // 32:  # scores and their gradients, of warps that share rows
@@ -464,13 +466,19 @@ def store_scaled(
         (store_staged if config.staged else store_rows)(acc, factors, target, place, span.row)
 
 
-@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+INEXACT = 1e-4  # distance of a sum of probabilities from 1 from which stored gradients of scores are corrected
+
+
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel that computes dq of a block of queries.
 
-    It also stores the gradient of each visible score if asked. For `key_gradients` it stores two numbers of each query,
-    in rows of whole blocks. The first number is the argument of `probability`, infinite for a query that sees no key.
-    The second is the sum of grad * out, a common term of all gradients of a query's probabilities.
+    It also stores the gradient of each visible score if asked. For `key_gradients` it stores numbers of each query, in
+    rows of whole blocks. The first number is the argument of `probability`, infinite for a query that sees no key. The
+    second is the sum of grad * out, a common term of all gradients of a query's probabilities.
+
+    With finite masks there is a third, by which probabilities are multiplied so that their sum is 1. As low as numbers
+    go, a log-sum-exp has no digit left for the count of a query's keys.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(spec.dtype)
@@ -500,7 +508,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
         out: strided("out", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
         dq: strided("dq", (*q_shape, d), spec.dtype, multiple=spec.vector),
-        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
+        statistics: T.Tensor((*q_shape[:3], spec.row_statistics, padded), accum),
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
@@ -555,6 +563,12 @@ def query_gradients(config: Config, spec: Spec) -> Any:
             grads = [ds, *[T.alloc_fragment((rows, keys), spec.dtype) for _ in slopes[1:]]]
             acc = T.alloc_fragment((rows, spec.tile_d), accum)
             T.clear(acc)
+            # The probabilities themselves, where they are summed and are not the first of `probs`.
+            apart = [T.alloc_fragment((rows, keys), accum)] if spec.finite_min_masks and slopes != [1.0] else []
+            if spec.finite_min_masks:
+                share = T.alloc_fragment((rows,), accum)
+                T.clear(share)
+            kept = operands[len(operand_types) : len(operands) - behind]
             extremes = (span.first, T.min(span.first + rows - 1, span.length - 1))
             listed = None
             if lists is not None:
@@ -572,30 +586,44 @@ def query_gradients(config: Config, spec: Spec) -> Any:
                 load_keys(given, v, v_tile, span, head, step)
                 T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
-                    found = weigh(spec, p[i, j], scale, row_lse[i], held, queries, i, j, step * keys)[1]
+                    chance, found = weigh(spec, p[i, j], scale, row_lse[i], held, queries, i, j, step * keys)
                     for probs_of, value in zip(probs, found, strict=True):
                         probs_of[i, j] = value
+                    for chances in apart:
+                        chances[i, j] = chance
                 if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
-                    tiles = probs if layout.fixed else [*probs, dp]
+                    tiles = [*probs, *([] if layout.fixed else [dp]), *apart]
                     limits = span.q_offset, window, span.keys
                     hide_keys(spec, tiles, 0.0, lambda i: span.first + i, step * keys, *limits)
+                if spec.finite_min_masks:
+                    T.reduce_sum(apart[0] if apart else p, share, dim=1, clear=False)
                 for i, j in T.Parallel(rows, keys):
                     for probs_of, grad_of in zip(probs, grads, strict=True):
                         grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
-                for name, all_grads in zip(
-                    spec.keep, operands[len(operand_types) : len(operands) - behind], strict=True
-                ):
+                for name, all_grads in zip(spec.keep, kept, strict=True):
                     T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, span.row, step * keys)])
                 if layout.ragged:
                     clear_past(k_tile, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                 T.gemm(ds, k_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
+            if spec.finite_min_masks:
+                for i in T.Parallel(rows):
+                    share[i] = T.if_then_else(share[i] > 0, 1 / share[i], 0.0)
+                T.copy(share, statistics[(*here, 2, _own_statistics(layout, span))])
+                for i, c in T.Parallel(rows, spec.tile_d):
+                    acc[i, c] *= share[i]
+                for step in T.serial(first, end) if kept else ():
+                    for i, j in T.Parallel(rows, keys):
+                        if T.abs(share[i] - 1) > INEXACT:
+                            for all_grads in kept:
+                                place = (*here, span.row + i, step * keys + j)
+                                all_grads[place] = T.cast(T.cast(all_grads[place], accum) * share[i], spec.dtype)
             store_scaled(config, layout, acc, scale, dq, here, span)
 
     return query_gradients
 
 
-@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
     """Build the kernel that computes dk, dv or both of a block of keys. It sums over all heads that share the keys.
 
@@ -629,7 +657,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
             *list_types,
         ],
         grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
-        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
+        statistics: T.Tensor((*q_shape[:3], spec.row_statistics, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
         dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
         scale: accum,
@@ -654,7 +682,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
             k_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             q_tile = T.alloc_shared((queries, spec.tile_d), spec.dtype)
             grad_tile = T.alloc_shared((queries, spec.tile_dv), spec.dtype)
-            numbers = T.alloc_shared((2, queries), accum)
+            numbers = T.alloc_shared((spec.row_statistics, queries), accum)
             p = T.alloc_fragment((rows, queries), accum)
             T.copy(k[span.slab, head, span.row, 0], k_tile)
             if of_keys:
@@ -698,6 +726,8 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
                     T.copy(statistics[(*here, 0, after(first_number, step * queries))], numbers)
                     for i, j in T.Parallel(rows, queries):
                         chance, found = weigh(spec, p[i, j], scale, numbers[0, j], held, seers, j, i, first_key)
+                        if spec.finite_min_masks:
+                            chance, found = chance * numbers[2, j], [found[0] * numbers[2, j]]
                         if separate:
                             p_rounded[i, j] = T.cast(chance, spec.dtype)
                         p[i, j] = found[0] if of_keys else chance

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -59,6 +58,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import combine_parts
 
 
@@ -125,8 +125,9 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal
     rule and the window. A query that sees no key gets 0 and `-inf`.
 
-    Kernels weigh keys rightly for scores of any magnitude up to 1e38. Where they split the keys, and in the backward,
-    weights come from lse, which float32 rounds: their relative error is up to `2 ** -24 * abs(lse)`.
+    Kernels weigh keys rightly for scores of any magnitude up to 1e38. Where they split the keys, and in the backward
+    without finite masks, weights come from lse, which float32 rounds: their relative error is up to
+    `2 ** -24 * abs(lse)`.
     """
     args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
     q, v = args.q, args.v
@@ -162,7 +163,7 @@ def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first:
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention(config: Config, spec: Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, in powers of two (FlashAttention-2,
     arXiv:2307.08691).
@@ -478,5 +479,5 @@ def run(
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
-    """Return whether the rows of `groups` heads with one key head are evenly spaced. They then pack as a view."""
+    """Return whether a view packs the rows of the heads that share a key head: these then have one stride."""
     return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import forward
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args
 from torch_tile.kernels.attention.arguments import bounded, empty_beside
@@ -42,6 +41,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm.scaled import operand_of
+from torch_tile.kernels.library_jit import library_jit
 
 GAIN = 8.0  # weights are kept times 2 ** GAIN: 256 is the largest power of two that float8_e4m3fn has
 RUN = 16  # keys that are put in another order
@@ -99,7 +99,7 @@ class Fp8Spec:
         return scales[sum(self.scaled[:operand])][place] if self.scaled[operand] else 1.0
 
 
-@jit
+@library_jit
 def transpose_values(width: int, vector: int) -> Any:
     """Build the kernel that transposes values, as bytes `[B, H, S, Dv]`, to `[B, H, Dv, S rounded up]`, with keys in
     the order of `key_at`.
@@ -131,7 +131,7 @@ def key_at(place: Any) -> Any:
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
     spec, rows, keys = form.spec, config.block_q, config.block_kv

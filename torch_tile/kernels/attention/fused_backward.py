@@ -26,12 +26,12 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import WARP, WARPGROUP
-from torch_tile.jit import jit
 from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks
 from torch_tile.kernels.attention.softmax import probability
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.attention.tiling import Problem, side_by_side
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, strided, typical
+from torch_tile.kernels.library_jit import library_jit
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 WARPS = BOTH // WARP
@@ -325,7 +325,7 @@ def store_part(acc: Any, factor: Any, staged: Any, out: Any) -> None:
     T.copy(staged, out)
 
 
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def fused_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
 
@@ -413,7 +413,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
 ROWS = 64  # of a block of the kernels around
 
 
-@jit
+@library_jit
 def prepare_sums(spec: Spec) -> Any:
     """Build the kernel that clears the sums of dq, and computes two numbers of each query for `fused_gradients`.
 
@@ -455,7 +455,7 @@ def prepare_sums(spec: Spec) -> Any:
     return prepare_sums
 
 
-@jit
+@library_jit
 def finish_sums(spec: Spec) -> Any:
     """Build the kernel that turns the sums of dq, which lie in parts, into dq."""
     accum = compute_dtype(spec.dtype)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention.args import NsaSelectArgs
 from torch_tile.kernels.attention.forward import default_scale
 from torch_tile.kernels.common import (
@@ -28,6 +27,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.library_jit import library_jit
 
 MOST_GROUPS = 128  # heads that share keys, all scores of which a block holds
 
@@ -108,7 +108,7 @@ class Config:
     threads: int = 128
 
 
-@jit
+@library_jit
 def importance(config: Config, dtype: torch.dtype, width: int, vector: int) -> Any:
     """Build the kernel that writes the weights of compressed keys."""
     rows, keys, accum = config.rows, config.keys, compute_dtype(dtype)

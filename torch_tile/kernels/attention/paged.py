@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention import forward, padded
 from torch_tile.kernels.attention.args import AppendArgs, AttentionArgs, PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
@@ -21,6 +20,7 @@ from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, widened
 from torch_tile.kernels.attention.sequences import Layout, Sequences
 from torch_tile.kernels.attention.varlen import by_head
 from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, into, is_unit, machine_of, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded
 
 
@@ -232,7 +232,7 @@ def _positions(
 ROWS = 8  # new positions of a block
 
 
-@jit
+@library_jit
 def write_pages(
     dtype: torch.dtype, page_dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: bool,
     makes: tuple[bool, ...] = (),

@@ -182,6 +182,11 @@ class Spec:
         )
 
     @property
+    def row_statistics(self) -> int:
+        """Count the statistics of each query that the kernel of dq leaves for that of dk and dv."""
+        return 3 if self.finite_min_masks else 2
+
+    @property
     def subtracts(self) -> bool:
         """Return whether the maxima are subtracted from all scores before the scores are scaled."""
         return self.finite_min_masks or not self.fuses

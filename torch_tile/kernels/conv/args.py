@@ -27,7 +27,7 @@ class ConvArgs(NamedTuple, Generic[V]):
     activation: str = "none"
 
     def window(self, dims: int) -> Window:
-        """Return strides, paddings and dilations of so many dimensions, with the defaults filled in."""
+        """Return stride, padding and dilation for each of `dims` dimensions; what is not given has its default."""
         before, after = self.padding or (0,) * dims, self.padding or (0,) * dims
         if len(self.padding) == 2 * dims:
             before, after = self.padding[::2], self.padding[1::2]

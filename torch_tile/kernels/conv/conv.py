@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional as F
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
     Machine,
@@ -35,6 +34,7 @@ from torch_tile.kernels.conv.args import ConvArgs, result_dtype
 from torch_tile.kernels.epilogue.program import evaluate, of_layer
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
+from torch_tile.kernels.library_jit import library_jit
 
 TIME, HEIGHT, WIDTH = range(3)
 
@@ -92,7 +92,7 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a box."""
+        """Return the number of pixels in a box."""
         return self.rows * self.columns
 
     @property
@@ -201,7 +201,7 @@ def panels(config: Config) -> list[tuple[int, int]]:
     return [(start, start // config.width % 2) for start in range(0, config.block_n, config.width)]
 
 
-@jit
+@library_jit
 def convolution(config: Config, spec: ConvSpec) -> Any:
     """Build the kernel `out = epilogue(conv(x, weight), aux)` over time, rows and columns."""
     product, step = spec.product, spec.stride[WIDTH]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -26,6 +25,7 @@ from torch_tile.kernels.common import (
     power_of_two,
     typical,
     vector_of,
+    view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
@@ -46,6 +46,7 @@ from torch_tile.kernels.gemm.packed import (
     weight,
 )
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
@@ -250,8 +251,9 @@ class Factors:
                 T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
     def take(self, next_step: Any, within: Any) -> list[list[Any]]:
-        """Return the scales and zeros of each run of step `within` of a span. Also fetch those of the next step. None
-        stands for missing factors.
+        """Return the scales and zeros of each run of a span's step `within`, and begin to load the next step's.
+
+        None stands for missing factors.
         """
         group = self.storage.first_group(within, self.step, self.start)
         for kind, _, ahead, runs, copied in filter(None, self.found):
@@ -273,19 +275,12 @@ def span_of(spec: Spec, config: Config) -> int:
     return max(1, *(kind.columns_of(spec.storage.group) // config.block_k for kind in kinds))
 
 
-def span_bytes(spec: Spec, config: Config) -> list[int]:
-    """Return the bytes of a row's scales, and of its zeros, in a span; nothing if they are fetched."""
-    span, storage = span_of(spec, config) * config.block_k, spec.storage
-    kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
-    return [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
-
-
 def spans_of(config: Config, spec: Spec, k: Any) -> Any:
     """Return the number of spans of K, or of steps if scales and zeros are fetched."""
     return T.ceildiv(k, config.block_k * max(1, span_of(spec, config)))
 
 
-@jit
+@library_jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights
     come in a row.
@@ -306,7 +301,7 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
     return dequant_gemm
 
 
-@jit
+@library_jit
 def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
     added.
@@ -338,7 +333,7 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     return split_dequant_gemm
 
 
-@jit
+@library_jit
 def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel for few tiles and a long K: the blocks of a cluster each sum up a part of K of one tile."""
     bm, bn, count = config.block_m, config.block_n, config.splits
@@ -434,7 +429,7 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
     elif aligned and words == torch.int8:
         words = torch.uint8
     if words != bs[0].dtype:
-        operands = [b.view(words) for b in operands]
+        operands = [view_as(b, words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
     problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
@@ -456,7 +451,7 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
     ):
         return spec, tensors
     scale = Factor(torch.int32, False, True, WORD)
-    words = [x.view(torch.int32) for x in scales]
+    words = [view_as(x, torch.int32) for x in scales]
     return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import rounded
 
 BITS = 4  # of a code
 LANES = 32  # of a warp: each reads a bank of shared memory of its own
@@ -43,9 +45,8 @@ def _signed(sizes: tuple[float, ...], **options: Any) -> Format:
 
 
 def _single(values: tuple[float, ...]) -> tuple[float, ...]:
-    """Round numbers to float32."""
-    rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
-    return tuple(rounded)
+    """Round numbers to float32, without torch: a trace may import this module, and would record a tensor's numbers."""
+    return tuple(rounded(value, dt.float32) for value in values)
 
 
 FORMATS = {

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
     has_kernels,
@@ -27,6 +26,7 @@ from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
 
@@ -90,7 +90,7 @@ def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
     return tile[j, i] if config.transposed else tile[i, j]
 
 
-@jit
+@library_jit
 def matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ b0, ..., aux)`. Each block makes one tile."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
@@ -135,7 +135,7 @@ def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
     return bz, band * panel + place % height, place // height
 
 
-@jit
+@library_jit
 def persistent_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile and overlap one tile's store with the
     next one's loads.
@@ -167,7 +167,7 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
     return gemm
 
 
-@jit
+@library_jit
 def split_matmul(config: Config, spec: Spec) -> Any:
     """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
     added.
@@ -200,7 +200,7 @@ def split_matmul(config: Config, spec: Spec) -> Any:
     return split_gemm
 
 
-@jit
+@library_jit
 def cluster_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel for few tiles and a long K: the blocks of a cluster split K and reduce through distributed
     shared memory.
@@ -233,7 +233,7 @@ def cluster_matmul(config: Config, spec: Spec) -> Any:
     return cluster_gemm
 
 
-@jit
+@library_jit
 def row_times_matrix(config: Config, spec: Spec) -> Any:
     """Build the matrix-vector kernel for one row of a, and bs stored `[batch, N, K]`."""
     bn, bk = config.block_n, config.block_k

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -30,6 +29,7 @@ from torch_tile.kernels.gemm.args import GroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP, most_tiles, plan
 
 CROWDED = 85  # rows: groups of fewer on average get tiles for half as many again, since a second tile reads all of b
@@ -170,7 +170,7 @@ def leave_staged(
             out[0, first + i, col + j] = buffer[i, j]
 
 
-@jit
+@library_jit
 def grouped_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ b0[group], ..., aux)`. Each block makes one tile."""
     bm, bn = config.block_m, config.block_n
@@ -197,7 +197,7 @@ def grouped_matmul(config: Config, spec: Spec) -> Any:
     return grouped_gemm
 
 
-@jit
+@library_jit
 def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile, as in `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
@@ -28,6 +27,7 @@ from torch_tile.kernels.gemm.dequant import (
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles, plan
 
 
@@ -51,7 +51,7 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     return finished(products, group, args.aux, args.kinds, args.epilogue).to(args.dtype)
 
 
-@jit
+@library_jit
 def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0[group]^T, ..., aux)`. Each block makes one tile.
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
@@ -31,6 +30,7 @@ from torch_tile.kernels.gemm.scaled import (
     whole_scales,
 )
 from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
 
@@ -68,7 +68,7 @@ def tile_of_group(
     leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
 
 
-@jit
+@library_jit
 def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b)[group], aux)`; b is stored `[G, N, K]`."""
     bm, bn = config.block_m, config.block_n

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -29,6 +28,7 @@ from torch_tile.kernels.gemm import tiling
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import groups_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import bounds_of
 
 
@@ -94,7 +94,7 @@ def types(spec: Spec) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
     return a, b, T.Tensor((groups,), "int32"), T.Tensor((groups, m, n), spec.out_dtype), (groups, m, n)
 
 
-@jit
+@library_jit
 def k_grouped_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel in which each block makes one tile of a group's product."""
     bm, bn = config.block_m, config.block_n
@@ -114,7 +114,7 @@ def k_grouped_matmul(config: Config, spec: Spec) -> Any:
     return k_grouped_gemm
 
 
-@jit
+@library_jit
 def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile, as in `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
-from torch_tile.kernels.common import Machine, dynamic, strided
+from torch_tile.kernels.common import Machine, dynamic, strided, view_as
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.packed import read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
 
 COLUMNS = 8, 16, 24, 32, 48, 64  # of wgmma's tile: rows of a
@@ -126,7 +126,7 @@ def column_order(spec: Any) -> ColumnOrder:
     return ColumnOrder(width, spec.bits)
 
 
-@jit
+@library_jit
 def order_rows(slots: ColumnOrder, vector: int) -> Any:
     """Build the kernel that copies rows of a in the order of slots. Columns behind the last are 0."""
     m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
@@ -191,7 +191,7 @@ def widened(fields: Fields, slots: ColumnOrder, words: Any, rows: int) -> Any:
     return weights
 
 
-@jit
+@library_jit
 def int8_rows_matmul(config: Config, spec: Any) -> Any:
     """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` from ordered rows of a. `splits`
     blocks of a cluster each sum up a part of K of one tile.
@@ -254,7 +254,7 @@ def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Confi
     slots, (m, k) = column_order(spec), a.shape
     ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
     machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
-    machine.kernel(int8_rows_matmul)(config, spec)(ordered, b.view(torch.int32), *operands, out)
+    machine.kernel(int8_rows_matmul)(config, spec)(ordered, view_as(b, torch.int32), *operands, out)
 
 
 # Tilings. They change the speed, never the result.

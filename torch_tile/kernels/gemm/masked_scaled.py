@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import has_kernels, into, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
 from torch_tile.kernels.gemm.grouped_scaled import tiling_for
 from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare, whole_scales
 from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.library_jit import library_jit
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
@@ -38,7 +38,7 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     return out.view(groups, height, out.shape[1]).masked_fill(hidden[:, :, None], 0)
 
 
-@jit
+@library_jit
 def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel of `reference`; a is `[G * M, K]`, and b is stored `[G, N, K]`."""
     bm, bn = config.block_m, config.block_n

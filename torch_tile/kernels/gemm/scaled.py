@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -38,6 +37,7 @@ from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
@@ -389,7 +389,7 @@ def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
     return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
 
 
-@jit
+@library_jit
 def scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue((a * scale_a) @ (b * scale_b), ..., aux)`; b is stored `[N, K]`."""
     bm, bn = config.block_m, config.block_n
@@ -408,7 +408,7 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
     return scaled_gemm
 
 
-@jit
+@library_jit
 def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile.
 

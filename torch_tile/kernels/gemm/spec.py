@@ -86,8 +86,9 @@ class Spec:
         return T.dynamic("batch"), dynamic("m", self.vector if self.a_transposed else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
-        """Return the types of a, of the bs and of the auxiliary operands. There is a b for each batch or, if given, for
-        each of `groups`.
+        """Return the tensor types of operand a, of all operands b, and of the epilogue's operands.
+
+        Each b has a matrix for each batch or, if given, for each of `groups`.
         """
         count = batch if groups is None else groups
         a = strided("a", (batch, k, m) if self.a_transposed else (batch, m, k), self.dtype, multiple=self.vector)

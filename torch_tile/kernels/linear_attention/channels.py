@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, place_of, store_inverse, store_rows
 
 
-@jit
+@library_jit
 def channel_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays of channels from the start of each chunk, `[B, L, H, K]`.
 
@@ -81,7 +81,7 @@ def load_decays(s: Any, sums: Any, logs: Any, place: tuple[Any, ...]) -> None:
         logs[i, j] = T.if_then_else(at + j < s.k, sums[bz, time, head, T.min(at + j, s.k - 1)], 0.0)
 
 
-@jit
+@library_jit
 def channel_pairs(config: Config, spec: Spec) -> Any:
     """Build the kernel for weights of errors and the inverse, as `chunk_pairs` of `delta.py`, where channels decay."""
     s, compute, size, tile, block = Sizes(config, spec), spec.compute, config.chunk, config.channel_tile, config.base
@@ -162,7 +162,7 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
     return delta_channel_pairs
 
 
-@jit
+@library_jit
 def channel_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q, k and g, all `[B, L, H, K]`, where channels decay.
 

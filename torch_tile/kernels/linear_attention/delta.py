@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     all_into,
@@ -29,6 +28,7 @@ from torch_tile.kernels.common import (
     machine_of,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleArgs, scale_of, sequences_of
 from torch_tile.kernels.linear_attention.channels import channel_decays, channel_pairs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, reference
@@ -55,7 +55,7 @@ __all__ = ["Config", "gated_delta_rule", "reference"]
 NORM_ROWS = 16  # of a block that normalizes
 
 
-@jit
+@library_jit
 def chunk_pairs(config: Config, spec: Spec) -> Any:
     """Build the kernel for what a chunk's times do to each other: weights of errors, and the inverse for errors.
 
@@ -110,7 +110,7 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
     return delta_chunk_pairs
 
 
-@jit
+@library_jit
 def scan_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for the errors of all times `[B, L, H, V]`, the state before each chunk, and the last one.
 
@@ -199,7 +199,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
     return delta_scan_states
 
 
-@jit
+@library_jit
 def chunk_outputs(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs: queries times the state before the chunk, and weights times the chunk's errors."""
     s, compute, size, tile, columns = Sizes(config, spec), spec.compute, config.chunk, config.key_tile, config.key_tile
@@ -245,7 +245,7 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
     return delta_chunk_outputs
 
 
-@jit
+@library_jit
 def scan_outputs(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs and the last state, where no channel decays and nothing is packed.
 
@@ -328,7 +328,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     return delta_scan_outputs
 
 
-@jit
+@library_jit
 def normalize_rows(config: Config, spec: Spec) -> Any:
     """Build the kernel that divides each row of `[B, L, G, K]` by its length."""
     s, compute, columns = Sizes(config, spec), spec.compute, config.keys

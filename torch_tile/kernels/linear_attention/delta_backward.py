@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, dense_last, machine_of
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
 from torch_tile.kernels.linear_attention.delta import NORM_ROWS, Chunks, fits
@@ -40,7 +40,7 @@ from torch_tile.kernels.ssm.sums import add_up
 reference = gradient_reference
 
 
-@jit
+@library_jit
 def scan_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for three gradients: of v, of the state behind each chunk, and of the first state.
 
@@ -148,7 +148,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
     return delta_scan_gradients
 
 
-@jit
+@library_jit
 def pair_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for what gradients weigh pairs of a chunk's times with, `[B, L, H, chunk]`, and their sums.
 
@@ -234,7 +234,7 @@ def dot_rows(acc: Any, second: Any, out: Any) -> None:
     T.reduce_sum(product, out, dim=1)
 
 
-@jit
+@library_jit
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
@@ -347,7 +347,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     return delta_key_gradients
 
 
-@jit
+@library_jit
 def state_products(config: Config, spec: Spec) -> Any:
     """Build the kernel for each chunk's dot product of the next state's gradient and the decayed previous state."""
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.key_tile, config.key_tile
@@ -388,7 +388,7 @@ def state_products(config: Config, spec: Spec) -> Any:
     return delta_state_products
 
 
-@jit
+@library_jit
 def decay_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of g and beta, both `[B, L, H]`; that of beta under the delta rule only."""
     s, compute, size = Sizes(config, spec), spec.compute, config.chunk
@@ -436,7 +436,7 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
     return delta_decay_gradients
 
 
-@jit
+@library_jit
 def normalize_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of rows that were divided by their lengths, `[B, L, G, K]`; in place."""
     s, compute, columns = Sizes(config, spec), spec.compute, config.keys

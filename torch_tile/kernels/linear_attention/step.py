@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleStepArgs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, normalized
 from torch_tile.kernels.linear_attention.tiles import most_keys
@@ -72,7 +72,7 @@ def reference(*given: Any, reads: torch.Tensor | None = None, **named: Any) -> t
     return out.to(v.dtype).contiguous(), now.to(state.dtype).contiguous()
 
 
-@jit
+@library_jit
 def step(config: Config, spec: Spec) -> Any:
     """Build the kernel for the tokens' outputs and the last state, for some values of a head."""
     compute, rows, columns = compute_dtype(spec.dtype), config.keys, config.columns

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.library_jit import library_jit
 
 HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
@@ -188,7 +188,10 @@ class Sizes:
         return [self.keys("reads")] if self.spec.reads else []
 
     def later_keys(self) -> list[Any]:
-        """Return the types of `Chunks.later_keys`."""
+        """Return the types of keys that decay until their chunk's end, and of decays of channels.
+
+        The list is empty where no channel decays by itself.
+        """
         return [self.keys_of_heads(), self.of_channels()] if self.spec.channels else []
 
     def errors(self) -> Any:
@@ -369,7 +372,7 @@ def load_rows(s: Any, x: Any, tile: Any, place: tuple[Any, ...]) -> None:
         tile[i, j] = T.if_then_else(j < s.k, T.cast(value, s.spec.compute), 0.0)
 
 
-@jit
+@library_jit
 def sum_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, padded]`.
 

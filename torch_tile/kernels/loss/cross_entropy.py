@@ -14,7 +14,6 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.ir.layout import Digit, Layout
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
@@ -28,6 +27,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.loss.args import CrossEntropyArgs, CrossEntropyBackwardArgs
 
 
@@ -276,7 +276,7 @@ def loss_of(spec: Spec, operands: Any, found: Any, i: Any, own: Any, picked: Any
     return kept * (top - picked + above) + spread_loss + z_loss * log_sum * log_sum
 
 
-@jit
+@library_jit
 def loss_rows(config: Config, spec: Spec) -> Any:
     """Build the kernel for `loss[r]` and `lse[r]` of row r."""
     compute, rows = compute_dtype(spec.dtype), config.rows
@@ -310,7 +310,7 @@ def loss_rows(config: Config, spec: Spec) -> Any:
     return cross_entropy
 
 
-@jit
+@library_jit
 def gradient_rows(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of `loss_rows` by the logits: one pass over each row."""
     compute = compute_dtype(spec.dtype)
@@ -374,7 +374,7 @@ def gradient_rows(config: Config, spec: Spec) -> Any:
     return cross_entropy_gradient
 
 
-@jit
+@library_jit
 def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
     """`loss[r]` of row r; `grad[r]` times its gradient takes the place of the logits, which were maybe capped softly.
 

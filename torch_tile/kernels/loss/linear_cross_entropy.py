@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, machine_of, round_up, strided
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm.gemm import gemm
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.loss import cross_entropy as rows
 from torch_tile.kernels.loss.args import LinearCrossEntropyArgs, LinearCrossEntropyGradientsArgs
 
@@ -79,7 +79,7 @@ def chunks(count: Any, classes: Any, itemsize: int, kind: str, size: int | None)
         yield start, min(start + size, int(count))
 
 
-@jit
+@library_jit
 def sum_products(dtype: torch.dtype, threads: int) -> Any:
     """Build the kernel for the sum of `factor[i] * loss[i]`, in one order."""
     m = T.dynamic("m")

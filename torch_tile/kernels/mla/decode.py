@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
@@ -30,6 +29,7 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
@@ -105,12 +105,12 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # Up to so many sequences are split evenly, whatever a plan says: joining the pieces of a plan costs more than waiting
-# for the longer sequence. Two of 8192 positions take 30 us so and 48 by a plan (128 heads, H200).
-EVENLY_SPLIT = 2
+# for the longest sequence. Eight of up to 8192 positions take 46 us so and 56 by a plan (128 heads, H200).
+EVENLY_SPLIT = 16
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla(config: Config, spec: Spec) -> Any:
     """Build the decoding kernel: online softmax over blocks of positions, as in `attention`.
 
@@ -288,7 +288,7 @@ def run(
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     problem = Problem(batch, q_len * heads, positions)
-    if typical(problem).batch <= EVENLY_SPLIT:
+    if config is None and typical(problem).batch <= EVENLY_SPLIT:
         schedule = None
     spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
     spec = replace(spec, packed=scales is not None, listed=indices is not None)

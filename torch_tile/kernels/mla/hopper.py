@@ -20,9 +20,9 @@ from typing import Any
 
 import torch_tile.language as T
 from torch_tile.hardware import WARPGROUP
-from torch_tile.jit import jit
 from torch_tile.kernels.attention.softmax import base_of, begin_rows, factor_of
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Spec
 from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, hide, store_through
@@ -235,7 +235,7 @@ def pairs_of(begin: Any, end: Any) -> Any:
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
-@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla_hopper(config: Config, spec: Spec) -> Any:
     """Build `flash_mla` for Hopper, with 64 rows and tiles of 64 positions. Registers hold the rotary part of the
     queries.

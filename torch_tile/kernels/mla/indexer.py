@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
@@ -24,6 +23,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.decode import visible
 
 MOST_HEADS = 128  # of which a block holds all scores of a tile
@@ -69,7 +69,7 @@ class Config:
     threads: int = 128
 
 
-@jit
+@library_jit
 def index_scores(
     config: Config, dtype: torch.dtype, weight_dtype: torch.dtype, width: int, vector: int, whole: bool
 ) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
@@ -27,6 +26,7 @@ from torch_tile.kernels.common import (
     strided,
     typical,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.spec import units_for
 from torch_tile.kernels.split_k import join_parts
 
@@ -35,7 +35,6 @@ MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so m
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
-LOADS_TRIED = 32  # one for each thread of the warp that plans
 BLOCKS_THAT_JOIN = 5  # run on an SM at once
 MOST_AHEAD = 8  # units whose pieces it reads together
 
@@ -52,7 +51,7 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
     does.
     """
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
-    load = least_load(sizes, units)
+    load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units), LEAST_PIECE) + BEGINNING
     rows, owners = [], [(0, 0, 0)] * len(sizes)
     sequence, done = 0, 0
     for unit in range(units):
@@ -74,36 +73,6 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
     return [*rows, *((*owner, 0) for owner in owners)]
 
 
-def least_load(sizes: Sequence[int], units: int) -> int:
-    """Return the least of LOADS_TRIED loads of a unit with which the units take all blocks of the sequences.
-
-    A load counts blocks, and BEGINNING for each piece. The greatest load always suffices. So sequences of one length
-    that fill the units are divided evenly.
-    """
-    each = [-(-min(sum(n + cost for n in sizes), MOST_BLOCKS) // units) for cost in (0, BEGINNING)]
-    low, high = (max(n, LEAST_PIECE) + BEGINNING for n in each)
-    loads = [min(low + i * step_of(low, high), high) for i in range(LOADS_TRIED)]
-    return next((load for load in loads if suffices(load, sizes, units)), high)
-
-
-def step_of(low: Any, high: Any) -> Any:
-    """Return the distance of loads tried from `low` to `high`."""
-    return (high - low + LOADS_TRIED - 2) // (LOADS_TRIED - 1)
-
-
-def suffices(load: int, sizes: Sequence[int], units: int) -> bool:
-    """Return whether units take all blocks of the sequences with this load, and leave none to the last unit."""
-    unit, sequence, done, left = 0, 0, 0, load
-    for _ in range(units + len(sizes)):  # a visit ends a unit or a sequence
-        if sequence < len(sizes):
-            rest, room = sizes[sequence] - done, in_pairs(left - BEGINNING)
-            if room >= rest:
-                sequence, done, left = sequence + 1, 0, left - rest - BEGINNING
-            else:
-                unit, done, left = unit + 1, done + max(room, 0), load
-    return sequence == len(sizes) and unit < units
-
-
 def in_pairs(blocks: Any) -> Any:
     """Round a positive number of blocks up to an even one, since the kernel with turns takes blocks by pairs."""
     if isinstance(blocks, int):
@@ -116,12 +85,11 @@ def blocks_of(length: Any) -> Any:
     return (T.max(length, 0) - 1) // BLOCK + 1
 
 
-@jit
+@library_jit
 def plan_units() -> Any:
     """Build the kernel that divides sequences among units (persistent blocks).
 
-    One thread visits sequences and units in turn, some 200 ns for each. Before that each thread visits them with a
-    load of its own, to find the least that suffices.
+    One thread visits sequences and units in turn, some 200 ns for each.
     """
     batch, entries = T.dynamic("batch, entries")
 
@@ -129,36 +97,11 @@ def plan_units() -> Any:
     def plan_units(seq_lens: T.Tensor((batch,), "int32"), schedule: T.Tensor((entries, FIELDS), "int32")):
         with T.Kernel(1, threads=32):
             units = entries - batch
-            bare, total = T.alloc_var("int32", 0), T.alloc_var("int32", 0)
+            total = T.alloc_var("int32", 0)
             for b in T.serial(batch):
-                bare = T.min(bare + blocks_of(seq_lens[b]), MOST_BLOCKS)
                 total = T.min(total + blocks_of(seq_lens[b]) + BEGINNING, MOST_BLOCKS)
             # Rounded up in one sum, since there are MOST_BLOCKS at most, and one unit at least.
-            low, high = (T.max((n + (units - 1)) // units, LEAST_PIECE) + BEGINNING for n in (bare, total))
-            tried, unit_of, sequence_of, done_of, left_of = (
-                T.alloc_fragment((LOADS_TRIED,), "int32") for _ in range(5)
-            )
-            for i in T.Parallel(LOADS_TRIED):
-                tried[i] = T.min(low + i * step_of(low, high), high)
-                unit_of[i], sequence_of[i], done_of[i], left_of[i] = 0, 0, 0, tried[i]
-            for _ in T.serial(entries):
-                for i in T.Parallel(LOADS_TRIED):
-                    if sequence_of[i] < batch:
-                        rest = blocks_of(seq_lens[sequence_of[i]]) - done_of[i]
-                        room = in_pairs(left_of[i] - BEGINNING)
-                        if room >= rest:
-                            sequence_of[i] += 1
-                            done_of[i] = 0
-                            left_of[i] -= rest + BEGINNING
-                        else:
-                            unit_of[i] += 1
-                            done_of[i] += T.max(room, 0)
-                            left_of[i] = tried[i]
-            least = T.alloc_fragment((1,), "int32")
-            for i in T.Parallel(LOADS_TRIED):
-                tried[i] = T.if_then_else(T.logical_and(sequence_of[i] == batch, unit_of[i] < units), tried[i], high)
-            T.reduce_min(tried, least, dim=0)
-            load = T.alloc_var("int32", least[0])
+            load = T.max((total + (units - 1)) // units, LEAST_PIECE) + BEGINNING
             sequence: Any = T.alloc_var("int32", 0)
             done: Any = T.alloc_var("int32", 0)
             last: Any = T.alloc_var("int32", 0)
@@ -296,7 +239,7 @@ class WorkItems:
             self.part[slot, first + i, column + c] = acc[i, c] * weight[i]
 
 
-@jit
+@library_jit
 def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> Any:
     """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, has_kernels, machine_of, power_of_two
+from torch_tile.kernels.library_jit import library_jit
 
 CHUNK = 256  # pairs
 AT_ONCE = 16  # chunks
@@ -30,7 +30,7 @@ def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     return order.int(), place.view(experts.shape).int(), ends.int()
 
 
-@jit
+@library_jit
 def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
     """Build the kernels that sort pairs of a token and an expert by expert. `width`: a power of two above them."""
     s, parts, count = T.dynamic("s, parts, count")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import all_into, as_rows, compute_dtype, has_kernels, machine_of, power_of_two, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.moe.args import RouteArgs
 
 TINY = 1e-20  # added to the sum of the weights, which may be 0 where scores are sigmoids
@@ -86,7 +86,7 @@ def first_largest(values: Any, top: Any, place: Any, columns: Any, count: Any) -
         place[i] = T.min(place[i], count - 1)
 
 
-@jit
+@library_jit
 def route_rows(config: Config, spec: Spec) -> Any:
     """Build the kernel: a block takes `config.rows` tokens; each choice is a maximum over the experts that are left."""
     compute = compute_dtype(spec.dtype)

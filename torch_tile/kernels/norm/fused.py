@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     as_rows,
     compute_dtype,
@@ -32,6 +31,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import Epilogue, evaluate, parse
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.args import FusedNormArgs
 from torch_tile.kernels.norm.norm import mean_of
 from torch_tile.kernels.norm.tiling import Config, config_for
@@ -157,7 +157,7 @@ def load(config: Config, spec: FusedSpec, x: Any, aux: Any, tile: Any, group: An
         tile[i, j] = T.if_then_else(inside, T.cast(T.cast(value, spec.dtype), tile.dtype), 0.0)
 
 
-@jit
+@library_jit
 def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
     """Build the fused norm kernel of `[groups, m, n]` by tiles of rows of one group. It reads a row longer than a tile
     twice.

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, machine_of, strided, vector_of
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm import fused, quantize
 from torch_tile.kernels.norm.args import FusedNormQuantizeArgs
 from torch_tile.kernels.norm.fused import FusedSpec, Operand, aux_rows, grouped, groups_of, inputs
@@ -38,7 +38,7 @@ def reference(*given: Any, **named: Any) -> Results:
     return *quantize.reference(y, args.group, args.out_dtype), total
 
 
-@jit
+@library_jit
 def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: int, out_dtype: torch.dtype) -> Any:
     """Build the kernel of `[groups, m, n]` by tiles of whole rows of one group, in `runs` of `group` columns."""
     rows, compute, largest = config.rows, compute_dtype(spec.dtype), LARGEST[out_dtype]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     as_rows,
@@ -27,6 +26,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.emit import activate
 from torch_tile.kernels.epilogue.program import torch_functions
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 
@@ -144,7 +144,7 @@ def load_sum(spec: RmsSpec, x: Any, operands: Any, tile: Any, row: Any, col: Any
         tile[i, j] = T.cast(T.cast(both, spec.dtype), tile.dtype)
 
 
-@jit
+@library_jit
 def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
     """Build the RMS norm kernel of `[m, n]` by tiles of rows. It reads a row longer than a tile again for
     its result.
@@ -193,7 +193,7 @@ def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
     return rms_norm
 
 
-@jit
+@library_jit
 def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> Any:
     """Build the layer norm kernel of `[m, n]` by tiles of rows: mean, then variance about it, then the result."""
     rows, width = config.rows, config.width

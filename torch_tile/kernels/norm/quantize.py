@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     as_rows,
     compute_dtype,
@@ -26,6 +25,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 LEAST = 2.0**-100  # what counts as the largest magnitude of a run of zeros
@@ -68,7 +68,7 @@ def silu_mul_reference(
     return reference(y.to(gate.dtype), group, dtype)
 
 
-@jit
+@library_jit
 def quantize_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, gated: bool) -> Any:
     """Build the kernel `out[o, i, :], scales[o, i] = x[o, i, :] / scale, scale`; if `gated` of `silu(x) * up`."""
     compute, largest = compute_dtype(dtype), LARGEST[out_dtype]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     compute_dtype,
     dynamic,
@@ -23,6 +22,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 
@@ -36,7 +36,7 @@ def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
     return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
 
 
-@jit
+@library_jit
 def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
     """Build the kernel `out[o, i, :] = softmax(x[o, i, :])`. With `unit`, rows are dense in both tensors, else have any
     stride.

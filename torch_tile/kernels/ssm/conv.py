@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     Machine,
     all_into,
@@ -25,6 +24,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -186,7 +186,7 @@ def load_taps(spec: Spec, config: Config, weight: Any, others: Any, first: Any, 
         taps[spec.width, j] = given
 
 
-@jit
+@library_jit
 def convolve(config: Config, spec: Spec) -> Any:
     """Build the forward kernel: the causal convolution of a tile of times and channels, with its activation."""
     compute, rows, columns = compute_dtype(spec.dtype), config.rows, config.columns
@@ -213,7 +213,7 @@ def convolve(config: Config, spec: Spec) -> Any:
     return causal_conv1d
 
 
-@jit
+@library_jit
 def convolve_back(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of x and the state, and for parts of those of weights and bias."""
     compute, rows, columns, width = compute_dtype(spec.dtype), config.rows, config.columns, spec.width
@@ -288,7 +288,7 @@ def convolve_back(config: Config, spec: Spec) -> Any:
     return causal_conv1d_gradient
 
 
-@jit
+@library_jit
 def add_parts(config: Config, spec: Spec) -> Any:
     """Build the kernel that sums all blocks' parts of the gradients of weights and bias."""
     compute, rows, columns, width = compute_dtype(spec.dtype), config.rows, config.columns, spec.width
@@ -319,7 +319,7 @@ def add_parts(config: Config, spec: Spec) -> Any:
     return causal_conv1d_add
 
 
-@jit
+@library_jit
 def step(config: Config, spec: Spec) -> Any:
     """Build the kernel of one decoding step: the output of one token, and the shifted state."""
     compute, columns, width, length = compute_dtype(spec.dtype), config.columns, spec.width, spec.length

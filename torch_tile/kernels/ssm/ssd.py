@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
@@ -28,6 +27,7 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
 from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_sums, step_gradients
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
@@ -118,7 +118,7 @@ def config_of_groups(config: Config, spec: Spec, states: int, machine: Machine) 
 # The kernels.
 
 
-@jit
+@library_jit
 def sum_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for step sizes, and for decays from the start of each chunk, both `[B, H, chunks * chunk]`.
 
@@ -158,7 +158,7 @@ def sum_decays(config: Config, spec: Spec) -> Any:
     return ssd_sum_decays
 
 
-@jit
+@library_jit
 def mark_sequences(config: Config, spec: Spec) -> Any:
     """Build the kernel for marks: how many sequences begin in a chunk up to each time, `[B, chunks * chunk]`.
 
@@ -185,7 +185,7 @@ def mark_sequences(config: Config, spec: Spec) -> Any:
     return ssd_mark_sequences
 
 
-@jit
+@library_jit
 def chunk_scores(config: Config, spec: Spec) -> Any:
     """Build the kernel for scores `C[l] . B[s]` of times with earlier times of their chunk, in reverse with later."""
     s, size, rows, step = Sizes(config, spec), config.chunk, config.rows, config.step
@@ -216,7 +216,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
     return ssd_chunk_scores
 
 
-@jit
+@library_jit
 def chunk_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before.
 
@@ -277,7 +277,7 @@ def chunk_states(config: Config, spec: Spec) -> Any:
     return ssd_chunk_states
 
 
-@jit
+@library_jit
 def pass_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for the state before each chunk, and the last one.
 
@@ -356,7 +356,7 @@ def dot_rows(acc: Any, other: Any, dot: Any) -> None:
     T.reduce_sum(product, dot, dim=1)
 
 
-@jit
+@library_jit
 def chunk_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs, from the state before the chunk and all earlier times of the chunk.
 

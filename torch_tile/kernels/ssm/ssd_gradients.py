@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import dynamic, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
 
 GROUP_HEADS = 8  # of which a block adds up the gradients of B and C
 
 
-@jit
+@library_jit
 def group_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
 
@@ -142,7 +142,7 @@ def group_scan(config: Config, spec: Spec) -> Any:
     return ssd_group_scan
 
 
-@jit
+@library_jit
 def pair_sums(config: Config, spec: Spec) -> Any:
     """Build the kernel that sums the pairs of times of a chunk, for the gradient of decays.
 
@@ -224,7 +224,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
     return ssd_pair_sums
 
 
-@jit
+@library_jit
 def step_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of dt. It also computes each chunk's parts of the gradients of A and of the
     bias.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, power_of_two, strided, typical
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.tiles import Config, Sizes, Spec
 
 ROWS = 64  # of wgmma: the times of a chunk, and the columns of P in a tile
@@ -46,7 +46,7 @@ def whole_config_for(x: torch.Tensor, states: Any, machine: Machine) -> Config |
     return Config(ROWS, ROWS, ROWS, ROWS, max(64, power_of_two(states)), blocks=RESIDENT, whole=True)
 
 
-@jit
+@library_jit
 def whole_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs and the last state, without z and packed sequences, for which no registers are left.
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, dynamic
+from torch_tile.kernels.library_jit import library_jit
 
 ROWS, COLUMNS = 8, 64
 
 
-@jit
+@library_jit
 def sum_parts(dtype: torch.dtype, inner: bool, vector: int, threads: int) -> Any:
     """Build the kernel for `out[d]`, the sum of `parts[n, d, e]` over n and e; e is 1 without `inner`.
 

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F
 
 import torch_tile.language as T
-from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SelectiveStateUpdateArgs
 from torch_tile.kernels.ssm.tiles import Spec as ScanSpec, step_size
 
@@ -61,7 +61,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out.to(x.dtype).contiguous(), new_state.to(state.dtype).contiguous()
 
 
-@jit
+@library_jit
 def update(config: Config, spec: Spec) -> Any:
     """Build the kernel that updates the states of some channels of a head and computes their outputs."""
     compute, rows, columns = compute_dtype(spec.x), config.rows, config.columns

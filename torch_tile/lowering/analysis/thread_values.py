@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch_tile.hardware import WARP
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
@@ -88,16 +91,24 @@ def _operators() -> dict[str, Any]:
 class Divergence:
     """Find the names and variables of a kernel whose values differ between threads (`mixed`).
 
-    With `arrays`, also find the arrays of threads with such a value, or with a value at such an index.
+    With `arrays`, also find the arrays of threads with such a value, or with a value at such an index. With `cluster`,
+    find those that differ between the threads of a cluster.
     """
 
-    def __init__(self, kernel: Kernel, arrays: bool = False):
+    def __init__(self, kernel: Kernel, arrays: bool = False, cluster: bool = False):
         self.scopes = ("var", "local") if arrays else ("var",)
         threads = {n for n in find(kernel, Var) if n.role == "thread"}
         self.mixed: set[Var | Buffer] = {*threads}
         facts = Ranges()
         for thread in threads:
             facts = facts.loop(thread, 0, math.prod(kernel.threads))
+        ranks: dict[Var, Expr] = {}  # block indices as numbers of a cluster and of a block in it
+        for block, size in zip(kernel.blocks, kernel.cluster if cluster else (), strict=False):
+            if size > 1:
+                rank = replace(block)
+                ranks[block], facts = replace(block) * size + rank, facts.loop(rank, 0, size)
+                self.mixed |= {block, rank}
+        self.by_rank: Substitute = Substitute(ranks)
         self.simplify: Simplifier = Simplifier(facts)
         size = -1
         while size != len(self.mixed):
@@ -127,7 +138,9 @@ class Divergence:
 
         Values read from registers count as equal unless their buffer is in `mixed`.
         """
-        return not self.mixed.isdisjoint(symbols(e)) and not self.mixed.isdisjoint(symbols(self.simplify(e)))
+        return not self.mixed.isdisjoint(symbols(e)) and not self.mixed.isdisjoint(
+            symbols(self.simplify(self.by_rank(e)))
+        )
 
     def parts(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times."""
@@ -135,9 +148,17 @@ class Divergence:
 
     def parting(self, loop: For | While) -> Expr | None:
         """Return the bound or condition by which threads get into different iterations of a loop, or leave it."""
+        found = self.differing(loop)
+        return self.leaving(loop) if found is None else found
+
+    def differing(self, loop: For | While) -> Expr | None:
+        """Return the bound, or the condition of a while loop, that differs between threads."""
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        found = next(filter(self.is_divergent, bounds), None)
-        return self._leaves(loop.body, None) if found is None else found
+        return next(filter(self.is_divergent, bounds), None)
+
+    def leaving(self, loop: For | While) -> Expr | None:
+        """Return the condition in a loop's body under which only some threads leave the iteration."""
+        return self._leaves(loop.body, None)
 
     def _leaves(self, one: Stmt, condition: Expr | None) -> Expr | None:
         """Return the condition under which some threads leave the iteration in `one`; `condition` is that around."""
@@ -167,3 +188,53 @@ def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, 
         elif is_unsure(one):
             return ()
     return tuple(np.flatnonzero(found).tolist())
+
+
+class Guard(NamedTuple):
+    """A condition around, and whether it holds there; None for one by which threads leave a loop.
+
+    With `loop`, the condition is a bound of it that differs between threads.
+    Each may run as many iterations all the same.
+    """
+
+    condition: Expr
+    holds: bool | None
+    loop: For | None = None
+
+
+def comers(
+    guards: Iterable[Guard], names: Mapping[Var, Expr], here: range
+) -> tuple[tuple[int, ...] | None, Expr | None]:
+    """Return which threads of `here` pass all guards, and the condition that certainly parts the lanes of a warp.
+
+    The threads are None if that depends on data or on iterations. `names` holds the values of names.
+    """
+    import numpy as np
+
+    threads = np.arange(here.start, here.stop)
+    numbers, expand = Numbers({}, threads), Substitute(names)
+    passing = np.ones(len(threads), dtype=bool)
+    for condition, holds, loop in guards:
+        needed = [expand(e) for e in ((condition,) if loop is None else (*loop.starts, *loop.stops))]
+        if not all(map(numbers.knows, needed)):
+            return None, None
+        found = [np.broadcast_to(numbers(e), threads.shape) for e in needed]
+        values = found[0] if loop is None else _iterations(found, loop.step)
+        for warp in np.unique(threads[passing] // WARP):
+            if len(np.unique(values[passing & (threads // WARP == warp)])) > 1:
+                return None, condition
+        if loop is not None and len(np.unique(values[passing])) <= 1:
+            continue
+        if holds is None:
+            return None, None
+        passing &= (values != 0) == holds
+    return tuple(threads[passing].tolist()), None
+
+
+def _iterations(bounds: Sequence[Any], step: int) -> Any:
+    """Count the iterations of a loop nest by its starts, then its stops."""
+    half = len(bounds) // 2
+    count: Any = 1
+    for start, stop in zip(bounds[:half], bounds[half:], strict=True):
+        count = count * (-((start - stop) // step)).clip(min=0)
+    return count

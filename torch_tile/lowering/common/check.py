@@ -9,11 +9,14 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build
-from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose
+from torch_tile.diagnostics.errors import Diagnostic, Span, TileError, diagnose
 from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
-from torch_tile.intrinsics.base import is_pure, lookup
+from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, is_pure, lookup
+from torch_tile.intrinsics.memory import option
+from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir import dtype as dt, stmt
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import (
@@ -48,7 +51,7 @@ from torch_tile.ir.stmt import (
     dimensions,
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
-from torch_tile.lowering.analysis.thread_values import Divergence
+from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
@@ -87,11 +90,19 @@ class _Check(Rewriter):
         self.thread: Var | None = None
         self.in_nest = False  # whether the visitor is inside T.Parallel
         self.in_pipeline = False  # whether it is inside T.Pipelined
-        self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads enter
+        self.guards: tuple[Guard, ...] = ()  # conditions of branches and loops around that only some threads enter
+        self.here = range(0)  # the threads of the block or of the role around
+        self.names: dict[Var, Expr] = {}  # values of names that differ between threads
+        self.of_cluster: Divergence | None = None  # facts of a kernel whose clusters meet
+        self.apart: Expr | None = None  # the condition around that only some threads of a cluster pass
+        self.place: Span | None = None  # of the statement that is checked
+        # Calls of named barriers: which threads come, if that is known, and the condition that parts them.
+        self.meetings: dict[int, list[tuple[Do, tuple[int, ...] | None, Expr | None]]] = {}
 
     def __call__(self, node: Any) -> Any:
-        """Skip values that name no memory and divide by nothing: they can have no error."""
-        if isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit) and not _has_no_value(node):
+        """Skip values that name no memory, call nothing and divide by nothing: they can have no error."""
+        silent = isinstance(node, Expr) and not contents(node) & (Load.bit | Address.bit | Call.bit)
+        if silent and not _has_no_value(node):
             return node
         return super().__call__(node)
 
@@ -113,17 +124,23 @@ class _Check(Rewriter):
             self.ranges = self.ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
             self.divergence = Divergence(kernel, arrays=True)
         self.found += _endless_waits(kernel)
-        return self.children(kernel)
+        self.here, self.meetings = range(math.prod(kernel.threads)), {}
+        meets = any(found.scope is Scope.CLUSTER for one in find(kernel.body, Do) if (found := intrinsic_of(one)))
+        self.of_cluster = Divergence(kernel, arrays=True, cluster=True) if meets else None
+        self.children(kernel)
+        self._report_lonely(len(self.here))
+        return kernel
 
     def visit_Role(self, role: stmt.Role) -> Stmt:
         """Check a role with its own range of the thread."""
-        outer = self.ranges, self.path
+        outer, threads = (self.ranges, self.path), self.here
+        self.here = range(role.first, role.first + role.count)
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
             self.ranges = self.ranges.within(self.thread, first, last)
             self.path = self.path.assume(self.thread >= first).assume(self.thread <= last)
         self.children(role)
-        self.ranges, self.path = outer
+        (self.ranges, self.path), self.here = outer, threads
         return role
 
     def visit_For(self, loop: For) -> Stmt:
@@ -136,11 +153,10 @@ class _Check(Rewriter):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
             self._report_divergent(loop, "T.Parallel")
-        parted = self.divergence.parting(loop) if self.divergence is not None else None
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
         self.in_pipeline |= loop.kind is LoopKind.PIPELINED
-        self._within(self.ranges, self.path.loop(loop), loop.body, runs, parted)
+        self._iterations(loop, self.path.loop(loop), runs)
         self.ranges, (self.in_nest, self.in_pipeline) = outer, inside
         return loop
 
@@ -149,43 +165,63 @@ class _Check(Rewriter):
         if self.runs and _is_endless(loop):
             condition = repr(loop.condition)[:60]
             self.found.append(diagnose("endless_loop", loop.condition.span or loop.span, condition=condition))
-        parted = self.divergence.parting(loop) if self.divergence is not None else None
-        self._within(self.ranges, LOST, loop.body, True, parted)
+        self._iterations(loop, LOST, True)
         return loop
+
+    def _iterations(self, loop: For | stmt.While, path: Path, runs: bool) -> None:
+        """Check the body of a loop, with the condition by which threads leave it at different times."""
+        guards = []
+        if self.divergence is not None:
+            differing, leaving = self.divergence.differing(loop), self.divergence.leaving(loop)
+            counted = loop if isinstance(loop, For) else None
+            guards = [Guard(differing, None, counted)] if differing is not None else []
+            guards += [Guard(leaving, None)] if leaving is not None else []
+        outer, apart = self.apart, self.of_cluster.parting(loop) if self.of_cluster is not None else None
+        self.apart = outer if apart is None else apart
+        self._within(self.ranges, path, loop.body, runs, tuple(guards))
+        self.apart = outer
 
     def _parts(self, value: Expr) -> bool:
         """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
-    def _differs_between_threads(self, condition: Expr) -> bool:
-        """Return whether some part of a condition may hold for some threads only."""
+    def _differs(self, condition: Expr, between: Divergence | None) -> bool:
+        """Return whether some part of a condition may hold for some threads only, of the block or the cluster."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
-            return self._differs_between_threads(condition.a) or self._differs_between_threads(condition.b)
-        known = self.ranges
-        return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
+            return self._differs(condition.a, between) or self._differs(condition.b, between)
+        parts, known = between is not None and between.is_divergent(condition), self.ranges
+        return parts and not known.prove(condition) and not known.refute(condition)
+
+    @property
+    def parted(self) -> Expr | None:
+        """The condition of the innermost branch or loop around that only some threads enter; None if all do."""
+        return self.guards[-1].condition if self.guards else None
 
     def _report_divergent(self, one: Stmt, what: str) -> None:
         """Report a block-wide operation that only some threads reach."""
         if self.parted is not None and self.runs:
             self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
 
-    def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, parted: Expr | None = None) -> None:
-        """Check a body or a value; `parted` is the condition if only some threads run it.
+    def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, guards: tuple[Guard, ...] = ()) -> None:
+        """Check a body or a value; `guards` are the conditions if only some threads run it.
 
         In a body that never runs, all claims about indices can be proved, and no index is outside.
         """
-        outer = self.ranges, self.path, self.runs, self.parted
+        outer = self.ranges, self.path, self.runs, self.guards
         self.ranges, self.path, self.runs = ranges, path, self.runs and runs
-        self.parted = self.parted if parted is None else parted
+        self.guards += guards
         self(body)
-        self.ranges, self.path, self.runs, self.parted = outer
+        self.ranges, self.path, self.runs, self.guards = outer
 
     def visit_Block(self, block: Block) -> Block:
         """Check a block, with each name known to the statements behind it."""
         outer = self.ranges, self.path
         for one in block.stmts:
+            self.place = one.span
             self(one)
             if isinstance(one, Let):
+                if self._parts(one.value):
+                    self.names[one.var] = Substitute(self.names)(one.value)
                 self.ranges = self.ranges.define(one.var, one.value)
                 self.path = self.path.define(one.var, one.value)
             self.path = self.path.after(one)
@@ -194,16 +230,26 @@ class _Check(Rewriter):
 
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
-        parted = node.condition if self._differs_between_threads(node.condition) else None
-        self._under(node.condition, True, node.then, parted)
-        self._under(node.condition, False, node.otherwise, parted)
+        outer = self.apart
+        self.apart = node.condition if self._differs(node.condition, self.of_cluster) else outer
+        self._under(node.condition, True, node.then, self._guards(node.condition, True))
+        self._under(node.condition, False, node.otherwise, self._guards(node.condition, False))
+        self.apart = outer
         return node
 
-    def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
+    def _guards(self, condition: Expr, holds: bool) -> tuple[Guard, ...]:
+        """Return the parts of a branch's condition that may hold for some threads only."""
+        if not self._differs(condition, self.divergence):
+            return ()
+        if isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
+            return (*self._guards(condition.a, holds), *self._guards(condition.b, holds))
+        return (Guard(condition, holds),)
+
+    def _under(self, condition: Expr, holds: bool, node: Node, guards: tuple[Guard, ...] = ()) -> None:
         """Check a branch or a value that runs only if a condition holds, or only if it does not."""
         known, wanted = self.ranges, condition if holds else unary("not", condition)
         path = self.path if known.prove(wanted) else self.path.assume(condition, holds)
-        self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
+        self._within(known.assume(wanted), path, node, not known.refute(wanted), guards)
 
     def visit_Select(self, node: Select) -> Expr:
         self(node.condition)
@@ -251,6 +297,66 @@ class _Check(Rewriter):
         if why:
             fix = "make the tensor before the loop, from an address that all threads of the block compute alike"
             self.found.append(diagnose("bad_argument", node.span, op="T.make_tensor", name="ptr", why=why, fix=fix))
+
+    def visit_Do(self, node: Do) -> Stmt:
+        """Check that all threads reach a barrier for all of them, and enough threads one with a number."""
+        found = intrinsic_of(node)
+        if found is not None and self.runs:
+            of_cluster = found.scope is Scope.CLUSTER
+            parting = self.apart if of_cluster else self.parted
+            if _is_for_all(found) and parting is not None and (of_cluster or not self._all_come()):
+                whole = "cluster" if of_cluster else "block"
+                self._report_meeting(_parted_barrier(self.place, parting, whole))
+            elif found.scope is Scope.GROUP and found.sync in (Sync.BARRIER, Sync.ARRIVE):
+                self._number(node)
+        return self.children(node)
+
+    def visit_Call(self, call: Call) -> Expr:
+        """Check that whole warps reach what their lanes do together."""
+        found = intrinsic_of(call)
+        if found is not None and found.convergent in ("warp", "role") and not _is_for_all(found) and self.runs:
+            splits = comers(self.guards, self.names, self.here)[1]
+            if splits is not None:
+                self._report_meeting(_parted_warp(self.place, splits))
+        return self.children(call)
+
+    def _all_come(self) -> bool:
+        """Return whether every thread certainly reaches this statement, and equally often."""
+        threads = comers(self.guards, self.names, self.here)[0]
+        return threads is not None and len(threads) == len(self.here)
+
+    def _report_meeting(self, found: Diagnostic) -> None:
+        """Report a meeting once, also if the author's call consists of several."""
+        if not any(each.code == found.code and each.span == found.span for each in self.found):
+            self.found.append(found)
+
+    def _number(self, node: Do) -> None:
+        """Record which threads come to a named barrier; report too many of them."""
+        assert isinstance(node.call, Call)
+        number, count = option(node.call), option(node.call, 1)
+        threads = comers(self.guards, self.names, self.here)[0]
+        self.meetings.setdefault(number, []).append((node, threads, self.parted))
+        if threads is not None and len(threads) > count:
+            why = f"is {count}, and {len(threads)} threads come here, so that some meet without the others"
+            self._report_count(node, why, f"give {len(threads)}, or let fewer threads come by")
+
+    def _report_lonely(self, block: int) -> None:
+        """Report named barriers to which fewer threads come than wait there; the block has `block` threads."""
+        for calls in self.meetings.values():
+            (first, _, parted), come = calls[0], set[int]().union(*(threads or () for _, threads, _ in calls))
+            assert isinstance(first.call, Call)
+            number, count = option(first.call), option(first.call, 1)
+            if all(threads is not None for _, threads, _ in calls):
+                if 0 < len(come) < count:
+                    why = f"is {count}, and only {len(come)} threads come to barrier {number}"
+                    self._report_count(first, why, f"give {len(come)}, or let the other threads arrive there, too")
+            elif len(calls) == 1 and count == block and parted is not None:
+                self._report_meeting(_parted_barrier(first.span, parted, "block"))
+
+    def _report_count(self, node: Do, why: str, fix: str) -> None:
+        """Report the number of threads that a named barrier is for."""
+        op, name = _called(node.span), "arrive_count"
+        self.found.append(diagnose("bad_argument", node.span, op=op, name=name, why=why, fix=fix))
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """Check the operands of a tile op, and that all threads reach it."""
@@ -349,6 +455,33 @@ class _Check(Rewriter):
     def _refuse(self, node: Node, what: str, fix: str) -> None:
         """Report an operation that no target supports there."""
         self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _is_for_all(found: Intrinsic) -> bool:
+    """Return whether all threads of a block or a cluster meet at an intrinsic, or arrive there."""
+    return found.scope is Scope.CLUSTER or (found.is_barrier and found.scope is Scope.BLOCK)
+
+
+def _parted_barrier(place: Span | None, condition: Expr, whole: str) -> Diagnostic:
+    """Make the error for a barrier of a whole block or cluster to which only some threads come."""
+    what, text = _called(place), repr(condition)
+    return diagnose("parted_barrier", place, _where(condition), what=what, condition=text, whole=whole)
+
+
+def _parted_warp(place: Span | None, condition: Expr) -> Diagnostic:
+    """Make the error for an exchange of a warp to which only some lanes come."""
+    return diagnose("parted_warp", place, _where(condition), what=_called(place), condition=repr(condition))
+
+
+def _where(condition: Expr) -> list[tuple[Span | None, str]]:
+    """Return a note about the place of a condition that parts threads; none if that is unknown."""
+    return [] if condition.span is None else [(condition.span, "here the threads part")]
+
+
+def _called(span: Span | None) -> str:
+    """Return the function that an author calls at a place, as it is written there."""
+    text = "" if span is None else span.source()[span.column :].partition("(")[0]
+    return text if text.replace(".", "").isidentifier() else "what is called here"
 
 
 def _is_whole(r: Range, size: Expr) -> bool:

@@ -31,7 +31,7 @@ from torch_tile.ir.node import find, symbols
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
-from torch_tile.tileop.base import conjunction
+from torch_tile.tileop.base import conjunction, is_one
 
 NOTHING = Block(())
 
@@ -117,6 +117,7 @@ class _Guard(Known):
             valid = minimum(valid, binary("*", binary("-", extent, start), const(item, dt.int32)))
         if whole:
             valid = select(conjunction(whole), valid, const(0, dt.int32))
+            src = _with_single_elements(src)
         return replace(cp_async(dst, src, valid, size), span=node.span)
 
     def vector(self, place: Address, count: int) -> tuple[list[Expr], bool]:
@@ -168,6 +169,16 @@ def _at(address: Expr, step: Var) -> Address:
     """Return the address `step` elements further."""
     assert isinstance(address, Address)
     return replace(address, indices=(*address.indices[:-1], simplify(binary("+", address.indices[-1], step))))
+
+
+def _with_single_elements(address: Address) -> Address:
+    """Return the address for index 0 along outer dimensions of one element: its stride may be no multiple of a run.
+
+    Even a copy without valid bytes needs an aligned address.
+    """
+    pairs = zip(address.indices[:-1], address.buffer.shape, strict=False)
+    outer = (const(0, dt.int32) if is_one(size) else index for index, size in pairs)
+    return replace(address, indices=(*outer, address.indices[-1]))
 
 
 def _cleared(call: Call, count: int) -> Stmt:

@@ -46,8 +46,8 @@ class Scopes:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.enter(functools.partial(Ranges.loop, var=var, start=start, stop=stop, step=loop.step))
 
-    def name(self, let: Let) -> None:
-        """Enter the statements behind a name."""
+    def enter_let(self, let: Let) -> None:
+        """Enter the statements after a Let, where its variable has that value."""
         self.enter(functools.partial(Ranges.define, var=let.var, value=let.value))
 
     def leave(self, depth: int) -> None:
@@ -192,7 +192,7 @@ class InOrder(Rewriter):
         for one in block.stmts:
             self(one)
             if isinstance(one, Let):
-                self.outer.name(one)
+                self.outer.enter_let(one)
         self.outer.leave(depth)
         return block
 

@@ -40,6 +40,7 @@ from torch_tile.ir.stmt import (
     Stmt,
     While,
 )
+from torch_tile.ir.widths import is_compared_exactly
 
 CONDITIONS_PER_LOOP = 2  # most guards of a loop to split at; each doubles its code
 LARGEST_BODY = 120  # most nodes in the body of a loop to split
@@ -177,8 +178,9 @@ def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[Var]) -> Expr 
     """Return `n` if the condition is `var < n` with terms that do not change within the loop; else None."""
     if not (isinstance(condition, Binary) and condition.op == "<"):
         return None
-    split = affine(in_full(condition.a), var)
-    if split is None or split[0] <= 0:
+    value = in_full(condition.a)
+    split = affine(value, var)
+    if split is None or split[0] <= 0 or not is_compared_exactly(Binary("<", value, condition.b)):
         return None
     scale, rest = split
     for part in (rest, condition.b):

@@ -10,6 +10,9 @@ ones of this one. Arithmetic on operands of the second products comes after thes
 arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). The first few
 iterations may take a branch that later iterations skip. They then run before such a loop, one by one.
 
+A loop of arithmetic that fills shared operands, and then products, gets two versions of these operands. An example is
+a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one.
+
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 """
@@ -31,13 +34,14 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import is_literal, simplify
-from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program, Role, Stmt, calls
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.branch_range import taken_until
-from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.lowering.analysis.clone import Instance, versions_of
+from torch_tile.lowering.analysis.whole_writes import writes_whole
 from torch_tile.lowering.hopper.plan_tma_loads import Survey
 from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.atomic import ArriveLast
@@ -54,21 +58,35 @@ OTHERS = 32  # of its registers, for anything but fragments, where it has a seco
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
-def async_wgmma(program: Program, build: Build) -> Program:
-    """Defer waits for products in the loops of roles; values do not change."""
-    return _Async(build)(program) if build.target.has_wgmma else program
+DOUBLED = "in flight beside the arithmetic of the next iteration, with two versions of"  # of the report
+
+
+def async_wgmma(program: Program, build: Build, single: bool = False) -> Program:
+    """Defer waits for products in the loops of roles; values do not change.
+
+    With `single` every tile that threads write keeps its one version.
+    """
+    return _Async(build, single)(program) if build.target.has_wgmma else program
 
 
 class _Async(Rewriter):
     """Delay the waits for products in the roles of a program; one method tries each form of loop."""
 
-    def __init__(self, build: Build):
-        self.build = build
+    def __init__(self, build: Build, single: bool):
+        self.build, self.single = build, single
+        self.doubled: IdMap[Buffer, Buffer] = IdMap()  # tiles that got a second version
+        self.kernel: Kernel
         self.products: IdSet[Gemm] = IdSet()
         self.role: Role
         self.sums: IdSet[Buffer] = IdSet()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
         self.known = Ranges()
+
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Rewrite the roles of a kernel, then allocate the tiles that got a second version."""
+        self.kernel, self.doubled = kernel, IdMap()
+        new: Kernel = self.children(kernel)
+        return _Reallocated(self.doubled)(new) if self.doubled else new
 
     def visit_Let(self, let: Let) -> Let:
         """Record the range of a name for the statements that follow."""
@@ -95,7 +113,9 @@ class _Async(Rewriter):
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(s in self.products for s in new.body.stmts):
             return new
-        made = self._deferred(new) or self._skewed(new) or self._alternated(new) or self._queued(new)
+        made = (
+            self._deferred(new) or self._skewed(new) or self._alternated(new) or self._doubled(new) or self._queued(new)
+        )
         return new if made is None else made
 
     def _remark(self, op: Stmt, text: str) -> None:
@@ -114,23 +134,57 @@ class _Async(Rewriter):
             return None
         if arrivals and not _several_stages(waits):
             return None
-        k, stop = loop.vars[0], loop.stops[0]
-        body: list[Stmt] = []
-        for one in stmts:
-            if one in self.products:
-                assert isinstance(one, Gemm)
-                last = one is products[-1]
-                body.append(replace(one, wg_wait=len(products) if last else -1))
-            elif one not in arrivals:
-                body.append(one)
         if any(s not in arrivals for s in stmts[stmts.index(products[-1]) + 1 :]):
             return None
         if arrivals:
-            body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
-        main = replace(loop, body=Block(tuple(body)))
-        end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
-        self._remark(products[0], "an iteration of products stays in flight beside the next")
-        return _if_any((main, *end), stop)
+            self._remark(products[0], "an iteration of products stays in flight beside the next")
+        return _one_behind(loop, stmts, products, arrivals)
+
+    # Loops of arithmetic that fills operands, and products.
+
+    def _doubled(self, loop: st.For) -> Stmt | None:
+        """Keep the products of one iteration in flight beside the arithmetic of the next one.
+
+        Shared operands that the arithmetic writes get two versions. Return None if the loop has no such form. The
+        registers of two warpgroups fill a multiprocessor, so that more shared memory costs no block.
+        """
+        stmts = loop.body.stmts
+        products = [s for s in stmts if isinstance(s, Gemm) and s in self.products]
+        if self.single or self.build.options.measured or len(products) > MOST_PENDING or self.kernel.min_blocks > 1:
+            return None
+        if self.role.count < 2 * WARPGROUP or sum(1 for _ in find(loop.body, Gemm)) != len(products):
+            return None
+        head, tail = stmts[: stmts.index(products[0])], stmts[stmts.index(products[0]) :]
+        arrivals = [s for s in tail if _is_release(s)]
+        if any(s not in self.products and s not in arrivals and not calls(s, "mbarrier_wait") for s in tail):
+            return None
+        if not all(_syncs_by_tiles(s) for s in head) or contains(loop.body, ArriveLast) or stmts[-1] in self.products:
+            return None
+        if not _several_stages([s for s in stmts if calls(s, "mbarrier_wait")]):
+            return None
+        read, written = IdSet(b for s in head for b in reads_of(s)), IdSet(b for s in head for b in uses(s)[1])
+        if any(op.C.buffer in read | written for op in products):
+            return None
+        filled = [b for b in IdSet(r.buffer for op in products for r in (op.A, op.B)) if b in written]
+        if not filled or not all(self._can_double(b, loop, head) for b in filled):
+            return None
+        k = loop.vars[0]
+        versions: IdMap[Buffer, tuple[Buffer, Expr]] = IdMap()
+        for tile in filled:
+            self.doubled[tile] = versions_of(tile, 2)
+            versions[tile] = self.doubled[tile], simplify(binary("%", k, const(2, int32)))
+        self._remark(products[0], f"{DOUBLED} {', '.join(tile.name for tile in filled)}")
+        made = _one_behind(loop, stmts, products, arrivals)
+        new: Stmt = Instance(IdMap(), versions, fresh=False)(made)
+        return new
+
+    def _can_double(self, tile: Buffer, loop: st.For, head: Sequence[Stmt]) -> bool:
+        """Return whether each iteration of a loop writes a shared tile anew, and nothing else touches the tile."""
+        if tile.scope != "shared" or tile in self.doubled or any(_allocates(s, tile) for s in find(loop, Alloc)):
+            return False
+        if _count(tile, self.kernel.body) != _count(tile, loop):
+            return False
+        return writes_whole(head, tile, self.kernel.thread, self.role.count)
 
     # Loops of one product, and arithmetic on its result.
 
@@ -344,6 +398,39 @@ class _Async(Rewriter):
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or names.any_in(s) for s in later)
         return parts if calm and not middle and not named and _keeps(parts) and _reads_after_waits(parts) else None
+
+
+class _Reallocated(Rewriter):
+    """Allocate other buffers in place of some."""
+
+    def __init__(self, made: IdMap[Buffer, Buffer]):
+        self.made = made
+
+    def visit_Alloc(self, node: Alloc) -> Alloc:
+        """Allocate the new buffer."""
+        new = self.made.get(node.buffer)
+        return node if new is None else replace(node, buffer=new)
+
+
+def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], arrivals: Sequence[Stmt]) -> Stmt:
+    """Wait for the products of each iteration in the next one, and move `arrivals` behind that wait."""
+    k, stop = loop.vars[0], loop.stops[0]
+    body: list[Stmt] = []
+    for one in stmts:
+        if isinstance(one, Gemm) and any(one is product for product in products):
+            body.append(replace(one, wg_wait=len(products) if one is products[-1] else -1))
+        elif not any(one is arrival for arrival in arrivals):
+            body.append(one)
+    if arrivals:
+        body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
+    end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
+    return _if_any((replace(loop, body=Block(tuple(body))), *end), stop)
+
+
+def _syncs_by_tiles(one: Stmt) -> bool:
+    """Return whether a statement synchronizes by nothing but mbarrier waits for tiles and their releases."""
+    found = [intrinsic_of(call) for call in find(one, Call)]
+    return calls(one, "mbarrier_wait") or _is_release(one) or not any(f is not None and f.by_hand for f in found)
 
 
 @dataclass(frozen=True)

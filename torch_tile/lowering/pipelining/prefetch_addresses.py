@@ -65,7 +65,7 @@ class AddressPrefetch:
         return tuple(self._with_held_values(path))
 
     def _with_held_values(self, path: Path) -> Iterator[Let | Branch]:
-        """Yield the items of a path."""
+        """Yield the items of a path, with expressions replaced by the variables that hold their values."""
         take = _Outermost(self._held)
         for item in path:
             value = self.values.get(item.var) if isinstance(item, Let) else None

@@ -92,7 +92,7 @@ class _Pipeline(Rewriter):
         return block if same else Block(tuple(new), span=block.span)
 
     def _pipelined(self, loop: For) -> Stmt:
-        """Replace one pipelined loop, whose inner loops are plain."""
+        """Rewrite one T.Pipelined loop as prologue, main loop and last versions. Its inner loops are plain."""
         name = f"T.Pipelined(num_stages={loop.stages})"
         plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
         if not loop.stages and max(loop.stage, default=0) < 1:

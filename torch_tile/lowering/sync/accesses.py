@@ -40,7 +40,8 @@ class Access:
     of its last two dimensions. A warp makes a `collective` access together, so that it belongs to no single thread.
     `origin` is the node that makes the access. `age` says how many iterations ago that was, in a loop around. `in_warp`
     says that a barrier of the warp followed. The access is ordered with those of the same warp. All threads arrived
-    since at the mbarriers in `arrived`.
+    since at the mbarriers in `arrived`. `level` counts the branches and loops around in which threads have parted.
+    `met` says that the threads of each warp that came into the innermost of these have met since.
     """
 
     buffer: Buffer
@@ -56,6 +57,8 @@ class Access:
     age: int = 0
     in_warp: bool = False
     arrived: frozenset[Buffer] = frozenset()
+    level: int = 0
+    met: bool = False
 
     @property
     def writes(self) -> bool:
@@ -71,7 +74,7 @@ class Access:
     def key(self) -> Hashable:
         """A key that accesses of one node to the same places share."""
         made = self.origin, self.buffer, self.kind, self.count, structure(self.indices), self.loops
-        return *made, self.in_warp, self.arrived
+        return *made, self.in_warp, self.arrived, self.level, self.met
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:
@@ -201,7 +204,7 @@ class Hazards:
                 return False
             else:
                 shifts.append(None)
-        if a.in_warp:
+        if a.in_warp or a.met:
             x, y = x.of_warps, y.of_warps
         return x.conflicts(y, shifts, a.collective or b.collective)
 

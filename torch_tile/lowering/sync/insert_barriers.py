@@ -11,9 +11,10 @@ only some threads pass. Afterwards every hazard is ordered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import or_
 from typing import Protocol
 
 from torch_tile.compiler.context import Build
@@ -21,7 +22,7 @@ from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of, lookup, syncs
 from torch_tile.intrinsics.bulk import fence_proxy_async, named_barrier
-from torch_tile.intrinsics.memory import barrier, option, warp_barrier
+from torch_tile.intrinsics.memory import barrier, lanes_barrier, option, warp_barrier
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
@@ -54,6 +55,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     walker = Walk(kernel, threads)
     if again := refilled(kernel):
         walker.by_hand(again)
+    walker.engages = False
     places = walker.block(kernel.body, State(most_pending(kernel.body)))
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
 
@@ -117,9 +119,12 @@ class Walk:
         self.branches = 0
         self.divergent: bool = False
         self.splits = 0  # number of branches and loops around that only some threads enter
+        # Whether the author orders warps by hand. The lanes of a branch then come to a place in it together.
+        self.in_warps = any(syncs(n, Sync.BARRIER, Scope.WARP) for n in find(kernel, Call))
         self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
         self.gathered: list[Group] = []  # groups that got a barrier here
         self.showing = False  # whether a fence of all threads stands before a branch around
+        self.engages = True  # whether engines may work after this place
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
         self.exits: list[list[State]] = []  # states of the loops around, at their breaks
         self.iterations: list[list[State]] = []  # states of the loops around, where they continue
@@ -145,24 +150,32 @@ class Walk:
         """
         places: dict[Place, float] = {}
         self.arriving = False
+        behind = self.engages
+        later = [*itertools.accumulate(map(self.facts.engages, reversed(block.stmts)), or_, initial=behind)][::-1]
         for n, one in enumerate(block.stmts):
             place = block, n
+            self.engages = later[n]
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
             self.arriving = st.calls(one, "cluster_arrive")
+        self.engages = behind
         if (end := _end_of(block)) in self.forced:
             self._barrier(end, state, places)
         return places
 
     def _barrier(self, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place a barrier, with its cost."""
-        places[place] = 100.0**self.depth / 2**self.branches
+        places[place] = self._cost()
         self._clear(place, state)
+
+    def _cost(self) -> float:
+        """Return the cost of a barrier in the loops and branches around."""
+        return float(100.0**self.depth / 2**self.branches)
 
     def _clear(self, place: Place, state: State) -> None:
         """Clear the accesses at a barrier; if engines have yet to see what threads did, place a fence there."""
-        if state.is_hidden:
+        if state.is_hidden and self.engages:
             self.fences.add(place)
         state.since.clear()
         state.used = state.wrote = False
@@ -212,10 +225,14 @@ class Walk:
             self._loop(one, place, state, places)
         else:
             self._meet(self._accesses(one), one, place, state, places)
-            for access in self._accesses(one):
-                state.add(access)
-                state.wrote |= self.facts.is_behind(access)
+            self._add(self._accesses(one), state)
+            state.wrote |= any(map(self.facts.is_behind, self._accesses(one)))
             state.used |= self.facts.uses_refilled(one)
+
+    def _add(self, made: Iterable[Access], state: State) -> None:
+        """Record accesses of the threads that come here."""
+        for access in made:
+            state.add(replace(access, level=self.splits) if self.splits else access)
 
     def _show(self, place: Place, state: State) -> None:
         """Place a fence before an arrival, for the threads that wait for it."""
@@ -226,14 +243,31 @@ class Walk:
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place a barrier before `one` if its accesses conflict with earlier ones."""
         alone = self.group is not None and self.group.count == 1  # a thread orders its own accesses
-        clash = None if alone else self._clash(new, state)
-        if clash is None and not (self.after_roles and new):
+        clashes = [] if alone else self._clashes(new, state)
+        if not self.divergent:
+            if any(True for _ in clashes) or (self.after_roles and new):
+                self.after_roles = False
+                self._barrier(place, state, places)
             return
-        self.after_roles = False
-        if clash is None or not self.divergent:
-            self._barrier(place, state, places)
-        elif clash.buffer.scope == "shared" and not self._group_barrier(one, place, state, places):
+        found = [(old, access) for old, access in clashes if access.buffer.scope == "shared"]
+        if not found or self._group_barrier(one, place, state, places):
+            return
+        if not self.in_warps or not all(self._meets_in_warp(*pair) for pair in found):
+            clash = found[0][1]
             raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
+        self.others[place] = lanes_barrier()
+        places[place] = self._cost()
+        state.order_in_warp(self.splits)
+
+    def _meets_in_warp(self, old: Access, new: Access) -> bool:
+        """Return whether a barrier of the threads of a warp that come here orders two accesses.
+
+        Both have to be accesses of these threads, since they parted from the other threads. They may clash within warps
+        alone.
+        """
+        engines = [found.engine for a in (old, new) if (found := intrinsic_of(a.origin)) is not None]
+        by_threads = not any(engines) and not (old.collective or new.collective)
+        return by_threads and old.level == self.splits and not self.hazards.between(replace(old, met=True), new)
 
     def _group_barrier(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> bool:
         """Place a barrier for the threads of the branch around, and return True, if they are whole warps that meet."""
@@ -275,14 +309,13 @@ class Walk:
         """Return a barrier for `count` threads from `first` on alone."""
         return warp_barrier() if count == WARP else named_barrier(self.barrier_groups.number(first, count, span), count)
 
-    def _clash(self, new: list[Access], state: State) -> Access | None:
-        """Return the first new access that conflicts with an earlier one; None if there is none."""
+    def _clashes(self, new: list[Access], state: State) -> Iterator[tuple[Access, Access]]:
+        """Yield the earlier accesses and new ones that conflict."""
         for access in new:
             filled = self.fills_in_turn and by_engine(access.origin)
             for old in state.since.values():
                 if self.hazards.between(old, access) and not (filled and by_engine(old.origin)):
-                    return access
-        return None
+                    yield old, access
 
     def _accesses(self, one: Stmt) -> list[Access]:
         """Return the accesses of a statement, from the cache if they are known."""
@@ -308,8 +341,7 @@ class Walk:
         ways.
         """
         self._meet(self._accesses(one), one, place, state, places)
-        for access in self.facts.collector.of(one.condition, (), self.conditions):
-            state.add(access)
+        self._add(self.facts.collector.of(one.condition, (), self.conditions), state)
         outer = self.divergent, self.conditions, self.showing, self.group
         splits = self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
@@ -334,6 +366,7 @@ class Walk:
         self.divergent, self.conditions, self.showing, self.group = outer
         self.splits -= splits
         state.become(state.join(other))
+        state.leave(self.splits)
         if met or any(each is group for each in self.gathered):  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = replace(access, count=-1)
@@ -348,8 +381,7 @@ class Walk:
         head, parted = self._head(loop), self.facts.parts(loop)
         # No barrier can be inside a loop in which threads diverge.
         self._meet(self._accesses(loop) if parted else head, loop, place, state, places)
-        for access in head:
-            state.add(access)
+        self._add(head, state)
         outer, self.divergent = self.divergent, self.divergent or parted
         self.splits += parted
         if isinstance(loop, For) and trips(loop) == 1:
@@ -358,24 +390,25 @@ class Walk:
             state.become(self._left(loop, ends, exits))
             self.divergent = outer
             self.splits -= parted
+            state.leave(self.splits)
             return
         runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
         fronts = [False]
-        if not outer and self._clash(self._accesses(loop), state) is not None:
+        if not outer and any(True for _ in self._clashes(self._accesses(loop), state)):
             fronts.append(True)
-            self.fences |= {place} if state.is_hidden else set()  # for a barrier there, if one is chosen
+            if state.is_hidden and self.engages:
+                self.fences.add(place)  # for a barrier there, if one is chosen
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
             if front:
                 entry.since.clear()
                 entry.used = entry.wrote = False
-                for access in head:  # the bounds are read behind the barrier
-                    entry.add(access)
+                self._add(head, entry)  # the bounds are read behind the barrier
             first = self._entered(loop, entry)
             for start in self._starts(loop):
                 found, leaves = self._steady(loop, first, start)
-                here = {place: 100.0**self.depth / 2**self.branches} if front else {}
+                here = {place: self._cost()} if front else {}
                 cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
                     after = leaves if runs else self._skipped(loop, entry).join(leaves)
@@ -385,14 +418,18 @@ class Walk:
         self.splits -= parted
         places |= best[1]
         state.become(best[2])
+        state.leave(self.splits)
 
     def _body(self, loop: For | While, state: State) -> tuple[dict[Place, float], State, State]:
         """Return the places in a loop's body, and the states at the end of an iteration and at early exits."""
+        engages = self.engages
+        self.engages = engages or self.facts.engages(loop)
         self.exits.append([])
         self.iterations.append([])
         self.heads.append(self._head(loop) if isinstance(loop, While) else [])
         places = self.block(loop.body, state)
         self._meet(self.heads.pop(), loop, _end_of(loop.body), state, places)
+        self.engages = engages
         ends = reduce(State.join, self.iterations.pop(), state)
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
@@ -438,13 +475,14 @@ class Walk:
             elif iteration == DIVERGENT_PASSES and self.divergent:
                 back = self._anywhere(loop, back)
             state = entry.join(back)
-            for access in self._head(loop) if isinstance(loop, While) else ():
-                state.add(access)
+            self._add(self._head(loop) if isinstance(loop, While) else (), state)
             places, ends, exits = self._body(loop, state)
             if iteration == DIVERGENT_PASSES and self.divergent:  # only some threads come here: no barrier is possible
                 ends = self._anywhere(loop, ends)
                 break
             before, back = back, self._next(loop, ends)
+            if self.facts.parts(loop):
+                back.leave(self.splits - 1)
             if iteration > PASSES:  # from here on the state only grows, up to all accesses of the body
                 back = before.join(back)
             if back.same(before):
@@ -456,10 +494,13 @@ class Walk:
         return places, self._left(loop, ends, exits)
 
     def _anywhere(self, loop: For | While, state: State) -> State:
-        """Return the state with all accesses of a loop at unknown places."""
+        """Return the state with all accesses of a loop, made in any of its iterations."""
         found = state.copy()
-        for access in self._accesses(loop):
-            found.since[access.key] = replace(access, count=-1)
+        forget = self.shifts.of(loop, leave=True)
+        for access in self.facts.collector.of(loop.body, (), self.conditions):
+            own = [a for a in state.since.values() if a.origin is access.origin]
+            earlier = replace(forget(access), in_warp=bool(own) and all(a.in_warp for a in own))
+            found.since[earlier.key] = earlier
         return found
 
     def _entered(self, loop: For | While, entry: State) -> State:

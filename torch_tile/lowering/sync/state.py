@@ -109,6 +109,19 @@ class State:
         found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
+    def order_in_warp(self, level: int) -> None:
+        """Record a warp barrier in divergent code: within each warp it orders the accesses made at `level`."""
+        found = [replace(a, met=True) if a.level == level else a for a in self.since.values()]
+        self.since = {access.key: access for access in found}
+
+    def leave(self, level: int) -> None:
+        """Go back to this level: other threads of a warp have not met those that met above it."""
+        if any(a.level > level for a in self.since.values()):
+            found = [replace(a, level=level, met=False) if a.level > level else a for a in self.since.values()]
+            self.since = {}
+            for access in found:
+                self.since[access.key] = _later(access, self.since.get(access.key, access))
+
     def arrive(self, barrier: Buffer) -> None:
         """Remember of all accesses so far that the threads arrived at an mbarrier behind them."""
         found = [replace(a, arrived=a.arrived | {barrier}) for a in self.since.values()]
@@ -173,13 +186,13 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
     for dim in dims:
         size = access.buffer.shape[dim]
         base = _base(indices[dim], size)
-        if base is not None and not _is_forgotten(base):
+        if base is not None and not _has_let(base):
             indices[dim] = simplify(binary("%", base + iterations, size))
     return replace(access, indices=tuple(indices)) if dims else access
 
 
-def _is_forgotten(base: Expr) -> bool:
-    """Return whether a version counts from an unknown iteration.
+def _has_let(base: Expr) -> bool:
+    """Return whether a version index holds the variable of a Let, so that its first iteration is unknown.
 
     Such a version is not expressed by the next loop's variable: every loop around would then count it anew.
     """

@@ -77,11 +77,21 @@ def shared_size(buffer: Buffer) -> int:
 
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
-    """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room."""
-    lives = lives_of(kernel, lends=not build.options.measured)
+    """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room.
+
+    Tiles of bulk copies lend their bytes only if more blocks fit on a multiprocessor then: what takes their place may
+    wait at another barrier.
+    """
+    lives = lives_of(kernel, lends=False)
     if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
+    if not build.options.measured:
+        lending = lives_of(kernel)
+        closer, least = _offsets(lending)
+        blocks = [build.target.blocks_at_once(math.prod(kernel.threads), 1, size) for size in (total, least)]
+        if blocks[0] < blocks[1]:
+            lives, offsets, total = lending, closer, least
     apart, more = _offsets([replace(x, alone=True) if x.size <= SMALL else x for x in lives])
     if more <= min(total + SPARE, build.target.shared_limit):
         offsets, total = apart, more

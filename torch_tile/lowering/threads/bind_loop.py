@@ -208,7 +208,7 @@ class _Binder:
         return For(step.kind, (step.var,), (ZERO,), (size,), _block(body), span=self.nest.loop.span)
 
     def _steps(self) -> list[_Step]:
-        """Return the register digits as steps, the innermost last.
+        """List the loops over a thread's registers, one for each register digit, the innermost last.
 
         The last step is a vector loop if accesses along it may be vectors.
         """

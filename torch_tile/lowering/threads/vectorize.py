@@ -165,7 +165,7 @@ class _Loop:
         return Store(local, (self.var,), value, span=s.span)
 
     def addition(self, s: Stmt, add: Call) -> Stmt:
-        """Rewrite an atomic addition; the values of a wide one are collected in a local array."""
+        """Rewrite an atomic addition; a vector addition first collects its values in a local array."""
         place, value = add.args[0], self.value(add.args[1])
         assert isinstance(place, Address)
         dtype = place.buffer.dtype

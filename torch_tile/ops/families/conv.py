@@ -31,9 +31,9 @@ def _check(args: ConvArgs[Tensor]) -> None:
     checks.check_size(OP, "weight", weight, -1, x.shape[-1], "x's last dimension")
     checks.check_vector(OP, "bias", bias, weight.shape[0], "weight's first dimension")
     checks.check_activation(OP, activation)
-    _check_numbers("stride", stride, (0, dims), 1)
-    _check_numbers("padding", padding, (0, dims, 2 * dims), 0)
-    _check_numbers("dilation", dilation, (0, dims), 1)
+    _check_per_dimension("stride", stride, (0, dims), 1)
+    _check_per_dimension("padding", padding, (0, dims, 2 * dims), 0)
+    _check_per_dimension("dilation", dilation, (0, dims), 1)
     require(
         all(n >= 1 for n in weight.shape[1:-1]), lambda: f"tile.{OP}: weight has shape {tuple(weight.shape)}, no taps"
     )
@@ -46,8 +46,8 @@ def _check(args: ConvArgs[Tensor]) -> None:
             checks.check_size(OP, "residual", residual, dim, size, "as the result")
 
 
-def _check_numbers(name: str, given: Sequence[int], lengths: tuple[int, ...], least: int) -> None:
-    """Check that there is one of these counts of numbers, none below `least`."""
+def _check_per_dimension(name: str, given: Sequence[int], lengths: tuple[int, ...], least: int) -> None:
+    """Check that the length of `given` is one of `lengths` and that no number is below `least`."""
     require_value(
         len(given) in lengths and all(n >= least for n in given),
         lambda: (

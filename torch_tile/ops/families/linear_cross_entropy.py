@@ -88,21 +88,21 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...
 
 
 def _given(args: Any, needed: Any, dhidden: Any, dweight: Any, dbias: Any) -> tuple[Any, ...]:
-    """The gradients that somebody wants, in the order of an operator's arguments."""
+    """Return the gradients that autograd needs, in the order of an operator's arguments."""
     found = {"hidden": dhidden, "weight": dweight, "bias": dbias}
     wanted = [name for name, wants in zip(args._fields, needed, strict=False) if wants]
     return op_gradients(args, **{name: found[name] for name in wanted if name in found})
 
 
 def _save_gradients(ctx: Any, args: LinearCrossEntropyGradientsArgs[Tensor], output: tuple[Tensor, ...]) -> None:
-    """Save for the second gradient what it needs."""
+    """Save what `_backward_of_gradients` needs: the arguments, and the gradients that the kernel computed."""
     _refuse_class_weight(args)
     ctx.set_materialize_grads(False)
     save_args(ctx, args, *output[1:])
 
 
 def _backward_of_gradients(ctx: Any, upstream: Tensor | None, *seconds: Tensor | None) -> tuple[Any, ...]:
-    """The gradients times the loss's own; what wants more is computed again, in plain torch."""
+    """Scale the saved gradients by `upstream`. Recompute them in plain torch if second derivatives are needed."""
     *tensors, dhidden, dweight, dbias = ctx.saved_tensors
     needed = (*ctx.needs_input_grad, False, False)
     if all(x is None for x in seconds) and not needed[0] and upstream is not None:

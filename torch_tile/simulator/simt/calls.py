@@ -202,6 +202,11 @@ def _barrier(p: Place) -> Run:
     return lambda: p.calls.barrier(p.call, p.span)
 
 
+def _lanes_barrier(p: Place) -> Run:
+    """Compile a barrier of the threads of each warp that come together."""
+    return lambda: p.calls.clock.warp_barrier(np.unique(p.threads.active() // 32))
+
+
 def _warp_barrier(p: Place) -> Run:
     """Compile a warp barrier."""
     return lambda: p.calls.clock.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
@@ -424,7 +429,8 @@ def _rounds(index: Array) -> list[Array]:
 # Blocks that do not depend on each other; cluster.py has the others.
 CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
-    "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
+    "barrier": _barrier, "warp_barrier": _warp_barrier,
+    "lanes_barrier": _lanes_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
     "atomic": _atomic, "atomic_add_vector": _atomic_add_vector, "atomic_load": _atomic_load,
     "arrive_last": _arrive_last, "dp4a": _dp4a,

@@ -105,10 +105,16 @@ class Copy(RegisteredOp):
         a, b = squeezed(self.src), squeezed(self.dst)
         if len(a) > 1 and same_extents([*a[:-2], a[-1], a[-2]], b):
             return "T.transpose(src, dst) swaps the last two dimensions"
+        sizes, wide = self.src.buffer.shape, [r.extent for r in self.dst.ranges]
+        if len(wide) == len(sizes) <= 4 and all(is_one(n) or equal(n, w) for n, w in zip(sizes, wide, strict=True)):
+            names = "ijkl"[: len(wide)]
+            place = ", ".join("0" if is_one(n) else name for n, name in zip(sizes, names, strict=True))
+            loop = f"for {', '.join(names)} in T.Parallel({', '.join(map(repr, wide))})"
+            return f"T.copy repeats nothing: `{loop}` reads `{self.src.buffer.name}[{place}]` for each"
         for side in (self.src, self.dst):
             first, *rest = side.ranges
-            sizes = zip(rest, side.buffer.shape[1:], strict=True)
-            if rest and is_one(first.extent) and all(is_zero(r.start) and equal(r.extent, n) for r, n in sizes):
+            whole = zip(rest, side.buffer.shape[1:], strict=True)
+            if rest and is_one(first.extent) and all(is_zero(r.start) and equal(r.extent, n) for r, n in whole):
                 head = f"{side.buffer.name}[i{', 0' * len(rest)}]"
                 return f"one index names one row: `{head}` begins there and takes the extents of the tile"
         return ""

@@ -290,11 +290,11 @@ def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[E
     def load(first: Expr, step: Expr) -> Stmt:
         """Emit the loads of a batch, element by element."""
 
-        def move(tile: Expr, v: Expr) -> Stmt:
-            """Emit the load of one element."""
+        def load_one(tile: Expr, v: Expr) -> Stmt:
+            """Emit the load of one element into its register."""
             return Store(registers, (index(tile, step) + v,), element(tile, step, v))
 
-        return unrolled("i", s.batch, lambda n: unrolled("v", s.each, lambda v: move(first + n, v)))
+        return unrolled("i", s.batch, lambda n: unrolled("v", s.each, lambda v: load_one(first + n, v)))
 
     return load
 

@@ -92,6 +92,7 @@ class Scan(RegisteredOp):
             return indices_at(region, [*point[: self.dim], k, *point[self.dim :]])
 
         def step(point: tuple[Any, ...], k: Expr) -> Stmt:
+            """Emit the store of one result: an element combined with the previous result."""
             here = extent - 1 - k if self.reverse else k
             before = here + 1 if self.reverse else here - 1
             value = cast(Load(self.src.buffer, at(self.src, point, here)), target.dtype)
@@ -129,7 +130,7 @@ class Scan(RegisteredOp):
             tile = torch.cummax(ordered(tile) if unsigned else tile, self.dim).values
             tile = ordered(tile) if unsigned else tile
         tile = tile.flip(self.dim) if self.reverse else tile
-        env.write(self.dst, tile.to(to.as_torch()).reshape(env.extents(self.dst)))
+        env.write(self.dst, dt.rounded_tensor(tile, to).reshape(env.extents(self.dst)))
 
 
 @tile_op("cumsum")

@@ -147,7 +147,7 @@ def _with_examples(node: Node) -> list[Node]:
 
     @functools.cache
     def make_block_mask() -> BlockMask | None:
-        """Make the block mask once; None if one block holds everything."""
+        """Build flex_attention's BlockMask once; return None if a single block covers all queries and keys."""
         queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
         if _is_one_block(block_mask, queries, keys):
             return None
