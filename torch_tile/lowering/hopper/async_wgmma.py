@@ -16,7 +16,7 @@ a loop that decodes weights. The products of one iteration then run beside the a
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 
-In any other loop of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
+In other loops of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ class _Async(Rewriter):
     def _queued(self, loop: st.For) -> Stmt | None:
         """Keep products in flight beside statements that touch none of their tiles, and beside later products.
 
-        A statement that touches them waits for these products alone; in a role of several warpgroups for all, as the
-        others' arithmetic runs meanwhile. Return None if no product stays in flight.
+        A statement that touches them waits for these products alone. In a role of several warpgroups it waits for all:
+        another's arithmetic runs meanwhile. Return None if no product stays in flight.
         """
         queue = _Queue(self.role.count > WARPGROUP)
         for one in loop.body.stmts:
