@@ -379,13 +379,13 @@ def arguments():
 def main():
     given = arguments()
     ways = list(WAYS) if given.ways == "all" else [w for w in given.ways.split(",") if w]
-    ways = [*(ways or WAYS), "gpu"] if given.gpu else ways
+    ways = list(dict.fromkeys([*(ways or WAYS), "gpu"])) if given.gpu else ways
     counts, faults, begin, done = collections.Counter(), [], time.time(), set()
     seeds = range(given.seed, given.seed + given.count)
     size = max(12, min(PER_PART, given.count // (4 * given.processes)))
     parts = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     run, limits = functools.partial(part, ways=ways), Limits(given.hang, max(240, given.hang))
-    devices = torch.cuda.device_count() if given.gpu else 0
+    devices = torch.cuda.device_count() if "gpu" in ways else 0
     for ran, found, lost in in_processes(parts, run, given.processes, limits, begin + given.seconds, devices):
         done.update(ran)
         for o in [lost] if lost else found:
