@@ -35,7 +35,7 @@ class Fact:
     is_stride: bool
     wanted: Expr
     actual: int
-    is_idle: bool = False  # the stride of a single element: it may name a size, but contradicts no fact and no multiple
+    is_idle: bool = False  # a stride of at most one element: it may name a size, but contradicts no fact or multiple
 
 
 class Binding:
@@ -211,11 +211,12 @@ def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
         if param.seen_as and param.seen_as.bits < 8 and dim == param.rank - 1 and isinstance(wanted, Binary):
             wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)  # bytes, of several elements each
         found.append(Fact(param.name, dim, False, wanted, actual))
+    is_empty = param.strides is not None and any(size == 0 for size in tensor.shape)
     for dim, wanted in enumerate(param.strides or ()):
         actual = tensor.stride(dim)
         if param.seen_as and param.seen_as.bits < 8 and isinstance(wanted, Binary) and wanted.op == "//":
             wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)
-        found.append(Fact(param.name, dim, True, wanted, actual, is_idle=tensor.shape[dim] <= 1))
+        found.append(Fact(param.name, dim, True, wanted, actual, is_idle=tensor.shape[dim] <= 1 or is_empty))
     return found
 
 
