@@ -508,4 +508,339 @@ def two_kernels_over_a_triangle() -> Case:
     return kernel, [x, low, zeros(20, dtype=I32)], {1: made, 2: rows}
 
 
+@case
+def python_in_kernels() -> Case:
+    weights = [3, -1, 4]
+    table = {"a": 2, "b": 5}
+
+    @T.macro
+    def add(acc, *values, scale=1):
+        for v in values:
+            acc += v * scale
+        return acc
+
+    @T.prim_func
+    def kernel(X: T.Tensor((40,), "int32"), Y: T.Tensor((4, 40), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(40):
+                t = T.alloc_var("int32", 0)
+                for n, w in enumerate(weights):
+                    t += w * X[(i + n) % 40]
+                Y[0, i] = t
+                Y[1, i] = sum([X[i] * table[name] for name in sorted(table)])
+                Y[2, i] = 1 if -2 < X[i] < 3 else 0
+                (a, b), c = (X[i], 1), 2
+                Y[3, i] = a + b * c
+
+    x = whole(40, dtype=I32)
+    t = 3 * x - x.roll(-1) + 4 * x.roll(-2)
+    return kernel, [x, zeros(4, 40, dtype=I32)], {1: torch.stack([t, 7 * x, ((x > -2) & (x < 3)).int(), x + 2])}
+
+
+@case
+def literals_that_leave_a_type() -> Case:
+    @T.prim_func
+    def kernel(
+        X: T.Tensor((8,), "float32"),
+        H: T.Tensor((8,), "float16"),
+        D: T.Tensor((8,), "float64"),
+        O: T.Tensor((3, 8), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                O[0, i] = T.min(X[i], 3e38)
+                H[i] = T.cast(X[i] * 30000.0, "float16")
+                D[i] = T.cast(X[i], "float64") * 0.1
+                O[1, i] = X[i] + 16777217.0
+                O[2, i] = T.cast(T.cast(X[i], "float64") + 0.1, "float32")
+
+    x = whole(8)
+    x[0] = math.inf
+    return (
+        kernel,
+        [x, zeros(8, dtype=torch.half), zeros(8, dtype=torch.float64), zeros(3, 8)],
+        {
+            1: (x * 30000).half(),
+            2: x.double() * 0.1,
+            3: torch.stack([x.clamp(max=3e38), x + 16777217.0, (x.double() + 0.1).float()]),
+        },
+    )
+
+
+@case
+def parallel_of_a_size_that_only_the_call_tells() -> Case:
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 100), threads=32) as b:
+            for i in T.Parallel(T.min(100, n - b * 100)):
+                Y[b * 100 + i] = X[n - 1 - b * 100 - i]
+
+    rows = int(torch.randint(0, 350, ()))
+    x = whole(rows)
+    return kernel, [x, zeros(rows)], {1: x.flip(0)}
+
+
+@case
+def while_in_a_pipeline() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((6, 64), "int32"), Y: T.Tensor((6,), "int32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "int32")
+            for k in T.Pipelined(6, num_stages=2):
+                T.copy(X[k, 0], s)
+                n = T.alloc_var("int32", 0)
+                while n < 64 and s[n] != 2:
+                    n += 1
+                Y[k] = n
+
+    x = whole(6, 64, dtype=I32, most=2)
+    x[0] = 0
+    return (
+        kernel,
+        [x, zeros(6, dtype=I32)],
+        {1: torch.tensor([next((n for n, v in enumerate(r) if v == 2), 64) for r in x.tolist()], dtype=I32)},
+    )
+
+
+@case
+def copies_between_ranks() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((3, 4, 32), "float16"), Y: T.Tensor((4, 32), "float32"), Z: T.Tensor((3, 32), "float16")):
+        with T.Kernel(3, threads=32) as b:
+            s = T.alloc_shared((4, 32), "float16")
+            f = T.alloc_fragment((32,), "float16")
+            T.copy(X[b, 0:4, 0:32], s)
+            T.copy(s[3, 0:32], f)
+            T.copy(f, Z[b, 0:32])
+            if b == 1:
+                T.copy(s, Y)
+
+    x = whole(3, 4, 32, dtype=torch.half)
+    return kernel, [x, zeros(4, 32), zeros(3, 32, dtype=torch.half)], {1: x[1].float(), 2: x[:, 3]}
+
+
+@case
+def sums_of_a_region_of_a_tile() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((16, 64), "float32"), Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((16, 64), "float32")
+            f = T.alloc_fragment((16,), "float32")
+            T.copy(X, s)
+            T.reduce_sum(s[0:16, 8:40], f, dim=1)
+            T.copy(f, Y)
+
+    x = whole(16, 64)
+    return kernel, [x, zeros(16)], {1: x[:, 8:40].sum(1)}
+
+
+@case
+def sums_in_bfloat16_by_atomics() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((64,), "bfloat16"), Y: T.Tensor((3,), "bfloat16")):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(32):
+                T.atomic_add(Y[(b * 32 + i) % 3], X[b * 32 + i])
+
+    x = whole(64, dtype=torch.bfloat16, most=1)
+    return (
+        kernel,
+        [x, zeros(3, dtype=torch.bfloat16)],
+        {1: torch.stack([x[k::3].float().sum() for k in range(3)]).bfloat16()},
+    )
+
+
+@case
+def powers_and_roots_of_negatives() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((9,), "float32"), O: T.Tensor((4, 9), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(9):
+                O[0, i] = T.pow(X[i], 2.0)
+                O[1, i] = T.sqrt(X[i])
+                O[2, i] = X[i] % -3.0
+                O[3, i] = T.abs(X[i]) * -0.0
+
+    x = torch.arange(-4.0, 5)
+    return kernel, [x, zeros(4, 9)], {1: torch.stack([x * x, x.sqrt(), torch.remainder(x, -3.0), x.abs() * -0.0])}
+
+
+@case
+def shared_tile_used_in_two_types() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "float32"), Z: T.Tensor((64,), "uint8")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((64,), "int32")
+            b = T.alloc_shared((64,), "float32")
+            c = T.alloc_shared((64,), "uint8")
+            T.copy(X, a)
+            for i in T.Parallel(64):
+                b[i] = T.cast(a[63 - i], "float32") * 0.5
+            for i in T.Parallel(64):
+                c[i] = T.cast(b[(i + 7) % 64] > 0, "uint8")
+            T.copy(b, Y)
+            T.copy(c, Z)
+
+    x = whole(64, dtype=I32)
+    y = x.flip(0).float() * 0.5
+    return kernel, [x, zeros(64), zeros(64, dtype=U8)], {1: y, 2: (y.roll(-7) > 0).to(U8)}
+
+
+@case
+def tensors_without_dimensions_but_one() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((1,), "float32"), flag: T.Tensor((1,), "bool"), Y: T.Tensor((1, 1, 1), "float32")):
+        with T.Kernel(1, threads=32):
+            f = T.alloc_fragment((1, 1), "float32")
+            T.copy(X[0:1], f[0, 0:1])
+            for i, j in T.Parallel(1, 1):
+                f[i, j] = T.if_then_else(flag[0], f[i, j] * 2, f[i, j] - 1)
+            T.copy(f, Y[0, 0:1, 0:1])
+
+    x, flag = whole(1), counts(1, 2).bool()
+    return kernel, [x, flag, zeros(1, 1, 1)], {2: torch.where(flag, x * 2, x - 1).view(1, 1, 1)}
+
+
+@case
+def loops_by_hand_over_a_ragged_grid() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((19, 23), "int32"), Y: T.Tensor((23, 19), "int32")):
+        with T.Kernel(T.ceildiv(23, 8), T.ceildiv(19, 8), threads=64) as (bx, by):
+            s = T.alloc_shared((8, 9), "int32")
+            for i, j in T.Parallel(8, 8):
+                if by * 8 + i < 19 and bx * 8 + j < 23:
+                    s[i, j] = X[by * 8 + i, bx * 8 + j]
+            for j, i in T.Parallel(8, 8):
+                if by * 8 + i < 19 and bx * 8 + j < 23:
+                    Y[bx * 8 + j, by * 8 + i] = s[i, j]
+
+    x = whole(19, 23, dtype=I32)
+    return kernel, [x, zeros(23, 19, dtype=I32)], {1: x.t().contiguous()}
+
+
+@case
+def gather_of_negative_and_wide_places() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((10,), "float32"), P: T.Tensor((30,), "int64"), Y: T.Tensor((30,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(30):
+                p = P[i]
+                if p < 0:
+                    p = p + 10
+                Y[i] = T.if_then_else(T.And(p >= 0, p < 10), X[T.clamp(p, 0, 9)], -1.0)
+
+    x, p = whole(10), torch.randint(-12, 12, (30,))
+    p[0], p[1] = 2**40, -(2**40)
+    q = torch.where(p < 0, p + 10, p)
+    y = torch.where((q >= 0) & (q < 10), x[q.clamp(0, 9)], -1.0)
+    return kernel, [x, p, zeros(30)], {2: y}
+
+
+@case
+def sliding_dot_products() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((3, 50), "float32"), W: T.Tensor((3, 4), "float32"), Y: T.Tensor((3, 50), "float32")):
+        with T.Kernel(3, threads=32) as c:
+            w = T.alloc_local((4,), "float32")
+            for k in T.unroll(4):
+                w[k] = W[c, k]
+            for t in T.Parallel(50):
+                acc = T.alloc_var("float32", 0.0)
+                for k in T.unroll(4):
+                    at = t + k - 3
+                    acc += T.if_then_else(at >= 0, X[c, T.max(at, 0)], 0.0) * w[k]
+                Y[c, t] = acc
+
+    x, w = whole(3, 50), whole(3, 4)
+    y = torch.nn.functional.conv1d(torch.nn.functional.pad(x[None], (3, 0)), w[:, None], groups=3)[0]
+    return kernel, [x, w, zeros(3, 50)], {2: y}
+
+
+@case
+def product_with_one_column_and_bias_row() -> Case:
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((33, 64), "bfloat16"),
+        B: T.Tensor((64, 1), "bfloat16"),
+        c: T.Tensor((1,), "float32"),
+        O: T.Tensor((33, 1), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_shared((48, 64), "bfloat16"), T.alloc_shared((64, 8), "bfloat16")
+            acc = T.alloc_fragment((48, 8), "float32")
+            T.copy(A[0, 0], a)
+            T.copy(B[0, 0], b)
+            for i, j in T.Parallel(48, 8):
+                acc[i, j] = c[0]
+            T.gemm(a, b, acc)
+            for i in T.Parallel(48):
+                if i < 33:
+                    O[i, 0] = acc[i, 0]
+
+    a, b, c = whole(33, 64, dtype=torch.bfloat16), whole(64, 1, dtype=torch.bfloat16), whole(1)
+    return kernel, [a, b, c, zeros(33, 1)], {3: a.float() @ b.float() + c}
+
+
+@case
+def int8_product_of_ragged_sizes() -> Case:
+    @T.prim_func
+    def kernel(A: T.Tensor((20, 70), "int8"), B: T.Tensor((25, 70), "int8"), O: T.Tensor((20, 25), "int32")):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_shared((32, 32), "int8"), T.alloc_shared((32, 32), "int8")
+            acc = T.alloc_fragment((32, 32), "int32")
+            T.clear(acc)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[0, k * 32], b)
+                T.gemm(a, b, acc, transpose_B=True)
+            T.copy(acc[0:20, 0:25], O)
+
+    a, b = (torch.randint(-128, 128, s).to(I8) for s in ((20, 70), (25, 70)))
+    return kernel, [a, b, zeros(20, 25, dtype=I32)], {2: a.int() @ b.int().t()}
+
+
+@case
+def float8_round_trip() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float8_e4m3fn"), Z: T.Tensor((64,), "float16")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                Y[i] = T.cast(T.clamp(X[i], -448.0, 448.0), "float8_e4m3fn")
+            for i in T.Parallel(64):
+                Z[i] = T.cast(Y[i], "float16") * 2
+
+    x = torch.randn(64) * 100
+    y = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return kernel, [x, torch.zeros(64).to(torch.float8_e4m3fn), zeros(64, dtype=torch.half)], {2: y.half() * 2}
+
+
+@case
+def value_before_and_behind_a_swap_in_shared_memory() -> Case:
+    @T.prim_func
+    def kernel(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "int32")
+            T.copy(X, s)
+            for stage in T.serial(6):
+                for i in T.Parallel(64):
+                    other = i ^ (1 << stage)
+                    if i < other:
+                        low = T.min(s[i], s[other])
+                        high = T.max(s[i], s[other])
+                        s[i] = low
+                        s[other] = high
+            T.copy(s, Y)
+
+    x = torch.randint(-99, 99, (64,), dtype=I32)
+    y = x.clone()
+    for stage in range(6):
+        for i in range(64):
+            o = i ^ (1 << stage)
+            if i < o:
+                y[i], y[o] = min(int(y[i]), int(y[o])), max(int(y[i]), int(y[o]))
+    return kernel, [x, zeros(64, dtype=I32)], {1: y}
+
+
 test_reported_freshly = case.test()

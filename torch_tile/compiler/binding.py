@@ -306,11 +306,20 @@ def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
         raise LaunchError(f"a size of `{name}`, {expr!r}, cannot be found from the arguments") from None
 
 
+def _as_float(param: Var, value: float) -> float:
+    """Return a number as a float. Raises LaunchError for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        why = f"is an integer of {int(value).bit_length()} bits"
+        raise LaunchError(f"argument `{param.name}` {why}, which no {param.dtype} holds; pass a float") from None
+
+
 def scalar(param: Var, value: Any) -> Scalar:
     """Convert a scalar argument to Python's bool, int or float; tensors without dimensions count as numbers."""
     if isinstance(value, bool | int) or (isinstance(value, float) and param.dtype.is_float):
         if param.dtype.is_float:
-            return float(value)
+            return _as_float(param, value)
         bits = param.dtype.bits if param.dtype.kind != "bool" else 1
         low, high = (0, 1 << bits) if param.dtype.kind != "int" else (-(1 << (bits - 1)), 1 << (bits - 1))
         if low <= value < high:
