@@ -288,7 +288,7 @@ def run(
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     problem = Problem(batch, q_len * heads, positions)
-    if typical(problem).batch <= EVENLY_SPLIT:
+    if config is None and typical(problem).batch <= EVENLY_SPLIT:
         schedule = None
     spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
     spec = replace(spec, packed=scales is not None, listed=indices is not None)
