@@ -226,7 +226,7 @@ class Shifts:
     def into(self, loop: For, inside: Sequence[Access]) -> Shift:
         """Return the shift of accesses to the first iteration of a loop with the accesses `inside`.
 
-        Indices that the loop takes modulo the number of versions are expressed by its variable minus its start, which
+        Indices that the loop takes modulo the number of versions are expressed by its variable minus its start. That
         is 0 there.
         """
         if loop not in self.entries:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.arguments import empty_beside
-from torch_tile.kernels.common import view_as
 from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages
@@ -274,6 +273,8 @@ def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor,
 
     They are rounded by `pack_latents`, and left out as `append_to_pages` leaves rows out. Raises what these raise.
     """
+    from torch_tile.kernels.common import view_as
+
     op = "append_latents"
     checks.check_dims(op, "kv", kv, 3, "[B, Sq, C]")
     checks.check_dims(op, "cache", cache, 3, "[pages, page, bytes]")
