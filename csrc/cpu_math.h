@@ -238,13 +238,13 @@ template <class T> inline T abs(T x) {
 // The sum of two zeros is the greater one. Compilers vectorise these ternaries.
 template <class T> inline T max(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(max(widen(a), widen(b)));
-  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? a + b : ((a > b) | (a != a)) ? a : b;
+  else if constexpr (is_native_float<T>) return ((a == T(0)) & (b == T(0))) ? a + b : ((a > b) | (a != a)) ? a : b;
   else return a > b ? a : b;
 }
 
 template <class T> inline T min(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(min(widen(a), widen(b)));
-  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? -(-a - b) : ((a < b) | (a != a)) ? a : b;
+  else if constexpr (is_native_float<T>) return ((a == T(0)) & (b == T(0))) ? -(-a - b) : ((a < b) | (a != a)) ? a : b;
   else return a < b ? a : b;
 }
 

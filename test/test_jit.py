@@ -143,6 +143,31 @@ def test_eager_dynamic_sizes_and_scalars():
     assert len(total.kernels) == 2
 
 
+@pytest.mark.parametrize("dtype", [T.float32, T.float64, T.int8, T.int32, T.uint16, T.bool], ids=str)
+def test_numbers_that_the_body_declares_are_passed_at_run_time(dtype):
+    @torch_tile.jit
+    def total(x, scale, y, offset):
+        n = T.const("n")
+        x: T.Tensor((n,), "float32")
+        scale: dtype
+        y: T.Tensor((n,), "float32")
+        offset: T.int32
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                y[i] = x[i] * T.cast(scale, "float32") + offset
+
+    x, y = torch.randn(5), torch.zeros(5)
+    for scale, offset in ((1, 7), (0, -3)):
+        total(x, scale, y, offset)
+        assert torch.equal(y, x * scale + offset)
+    assert len(total.kernels) == 1
+    compiled = torch.compile(lambda x, scale, y: total(x, scale, y, 1), backend="tile", fullgraph=True)
+    compiled(x, 1, y)
+    assert torch.equal(y, x + 1)
+    with pytest.raises(torch_tile.LaunchError, match="argument `scale` must be a number of type"):
+        total(x, "1", y, 1)
+
+
 def test_eager_dynamic_beside_const():
     @torch_tile.jit
     def kernel(x):

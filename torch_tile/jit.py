@@ -50,6 +50,7 @@ from torch_tile.language.program import (
     specialise,
     specialise_sizes,
     trace_eager,
+    with_declared_numbers,
 )
 from torch_tile.language.rewrite import parameter_span, result_span, source_tree
 from torch_tile.language.trace import is_tracing
@@ -329,6 +330,8 @@ class JITFunction:
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)
+        if not self.is_lazy:
+            self.signature = with_declared_numbers(function, self.signature)
         self.names: tuple[str, ...] = tuple(self.signature.parameters)
         if out_idx is not None and not self.is_lazy:
             why, fix = (

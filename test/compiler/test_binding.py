@@ -55,6 +55,18 @@ def test_idle_strides():
         sizes(bound, base[:, :5], torch.zeros(4, 5))
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (1, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("stride", [0, 1, 7, 12])
+def test_strides_of_tensors_without_elements_are_idle(shape, stride):
+    empty, rows = torch.zeros(shape).as_strided(shape, (stride, 1)), torch.zeros(4, 9)[:, :5]
+    bound = binding(x=T.StridedTensor((m, n), (n, 1), "float32"), y=T.StridedTensor((4, 5), (s, 1), "float32"))
+    assert sizes(bound, empty, rows) == {"m": shape[0], "n": shape[1], "s": 9}
+    bound = binding(x=T.StridedTensor((m, n), (s, 1), "float32"), y=T.StridedTensor((4, 5), (s, 1), "float32"))
+    assert sizes(bound, empty, rows)["s"] == 9
+    bound = binding(x=T.StridedTensor((m, n), (k, 1), "float32"))
+    assert sizes(bound, empty)["k"] % 8 == 0
+
+
 def test_idle_strides_need_not_be_multiples():
     """No address depends on the stride of a single row; a size or a stride between rows must be a multiple."""
     bound = binding(x=T.StridedTensor((m, n), (k, 1), "float32"))

@@ -88,3 +88,17 @@ def test_integers_outside_of_their_type_are_refused(dtype: str, call: str) -> No
         with pytest.raises(LaunchError, match="argument `a` must be a number of type"):
             run(number, out)
     assert not out.any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_integers_beyond_all_floats_are_refused(dtype: str) -> None:
+    @T.prim_func
+    def kernel(by: T.dtype(dtype), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                Y[i] = T.cast(by, "float32")
+
+    compiled = torch_tile.compile(kernel, target="cpu")
+    for number in (10**400, -(10**400)):
+        with pytest.raises(LaunchError, match=r"argument `by` is an integer of .* bits, which no float"):
+            compiled(number, torch.zeros(4))

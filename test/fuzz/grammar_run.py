@@ -39,8 +39,10 @@ from torch_tile.diagnostics.errors import InternalError, TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.lowering import cuda_passes, lower
+from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
+from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
 
@@ -190,14 +192,16 @@ def unrestricted(text):
     return re.sub(r"(?<!const )(\b\w+\*) __restrict__", r"\1", text)
 
 
-def on_gpu(case):
+def on_gpu(case, cubin):
     args = case.program.arguments()
     there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
-    torch_tile.compile(case.function, target="cuda")(*there)
+    CudaLauncher(case.traced, case.text("cuda"), cubin, Target.of("cuda"))(*there)
     return disagreement(case.program, [a.cpu() for a in there[: len(case.program.tensors)]], case.wanted)
 
 
-RUNS = {"tiles": on_tiles, "gpu": on_gpu, "keys": on_keys, "ptx": on_ptx}
+RUNS = {"tiles": on_tiles, "keys": on_keys, "ptx": on_ptx}
+# What is compiled in units, for which architecture a CUDA text is made; the GPU's own for "gpu".
+IN_UNITS = {"cpu": None, "text": "sm_80", "gpu": "cuda"}
 
 
 def outcome(case, way, run, watch):
@@ -221,19 +225,20 @@ def failed(program, way, error):
     return Outcome(seed, way, type(error).__name__, text)
 
 
-def joined(cases):
-    """The CPU texts of programs as one."""
-    heads, bodies = {}, []
-    for n, case in enumerate(cases):
-        text = case.cpu().text.replace(ENTRY, f"{ENTRY}_{n}")
-        heads |= dict.fromkeys(re.findall(r"^#include .*$", text, re.MULTILINE))
-        text = re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE)
-        bodies += ["#pragma GCC push_options", f"namespace p{n} {{\n{text}}}", "#pragma GCC pop_options\n"]
-    return "\n".join([*heads, *bodies])
+def joined(texts):
+    """Texts of programs as one, which includes each header once."""
+    heads = dict.fromkeys(line for text in texts for line in re.findall(r"^#include .*$", text, re.MULTILINE))
+    return "\n".join([*heads, *(re.sub(r"^#include .*\n", "", text, flags=re.MULTILINE) for text in texts)])
+
+
+def apart(n, text):
+    """The CPU text of one of several programs, with names and options of its own."""
+    return f"#pragma GCC push_options\nnamespace p{n} {{\n{text}}}\n#pragma GCC pop_options\n"
 
 
 def cpu_entries(cases):
-    library = ctypes.CDLL(str(compile_shared(joined(cases))))
+    texts = [case.cpu().text.replace(ENTRY, f"{ENTRY}_{n}") for n, case in enumerate(cases)]
+    library = ctypes.CDLL(str(compile_shared(joined([apart(n, text) for n, text in enumerate(texts)]))))
     for n, _ in enumerate(cases):
         entry = library[f"{ENTRY}_{n}"]
         entry.restype, entry.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)
@@ -246,7 +251,7 @@ def compiled(cases, way, watch):
     for case in cases:
         watch.at(case.program.seed, way)
         try:
-            case.cpu() if way == "cpu" else case.text("sm_80")
+            case.cpu() if way == "cpu" else case.text(IN_UNITS[way])
             ready.append(case)
         except Exception as error:
             outcomes.append(failed(case.program, way, error))
@@ -261,6 +266,9 @@ def unit(cases, way, watch):
         if way == "cpu":
             pairs = list(zip(cases, cpu_entries(cases), strict=True))
             return [outcome(c, way, functools.partial(on_cpu, c, entry), watch) for c, entry in pairs]
+        if way == "gpu":
+            cubin = compile_cubin(joined([case.text("cuda").text for case in cases]), Target.of("cuda")).data
+            return [outcome(c, way, functools.partial(on_gpu, c, cubin), watch) for c in cases]
         library = build_texts([case.text("sm_80") for case in cases])
         return [outcome(c, way, functools.partial(on_text, c, library), watch) for c in cases]
     except Exception as error:
@@ -279,7 +287,7 @@ def outcomes(programs, ways, folder, watch=NoWatch()):  # noqa: B008
         except Exception as error:
             found.append(failed(program, "trace", error))
     for way in ways:
-        if way in ("cpu", "text"):
+        if way in IN_UNITS:
             found += compiled(cases, way, watch)
         else:
             run = RUNS.get(way) or functools.partial(on_threads, way)
@@ -371,13 +379,13 @@ def arguments():
 def main():
     given = arguments()
     ways = list(WAYS) if given.ways == "all" else [w for w in given.ways.split(",") if w]
-    ways = [*(ways or WAYS), "gpu"] if given.gpu else ways
+    ways = list(dict.fromkeys([*(ways or WAYS), "gpu"])) if given.gpu else ways
     counts, faults, begin, done = collections.Counter(), [], time.time(), set()
     seeds = range(given.seed, given.seed + given.count)
     size = max(12, min(PER_PART, given.count // (4 * given.processes)))
     parts = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     run, limits = functools.partial(part, ways=ways), Limits(given.hang, max(240, given.hang))
-    devices = torch.cuda.device_count() if given.gpu else 0
+    devices = torch.cuda.device_count() if "gpu" in ways else 0
     for ran, found, lost in in_processes(parts, run, given.processes, limits, begin + given.seconds, devices):
         done.update(ran)
         for o in [lost] if lost else found:

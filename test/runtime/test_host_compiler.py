@@ -118,6 +118,28 @@ def test_warnings_do_not_hide_an_error(said, monkeypatch, tmp_path):
     assert said in str(caught.value) and str(caught.value).count("warning:") < 2
 
 
+CLANG = """#!/bin/sh
+# A compiler that is clang without an OpenMP library.
+case "$*" in *-dM*) echo "#define __clang__ 1";; *) echo "ld: cannot find -lomp" >&2; exit 1;; esac
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="runs a script")
+def test_clang_without_an_openmp_library_is_passed_over(monkeypatch, tmp_path, fresh_compiler):
+    """Its macros alone do not tell: it stops at each kernel, once it links."""
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
+    monkeypatch.setattr(host_compiler, "_openmp_link", lambda clang: ())
+    clang = tmp_path / "clang++"
+    clang.write_text(CLANG)
+    clang.chmod(0o755)
+    monkeypatch.setenv("CXX", str(clang))
+    assert find_compiler().command != (str(clang),)
+    find_compiler.cache_clear()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nonexistent")
+    with pytest.raises(NoCompilerError, match="libomp-dev"):
+        find_compiler()
+
+
 def test_no_compiler(monkeypatch, fresh_compiler):
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)

@@ -35,7 +35,7 @@ class Fact:
     is_stride: bool
     wanted: Expr
     actual: int
-    is_idle: bool = False  # the stride of a single element: it may name a size, but contradicts no fact and no multiple
+    is_idle: bool = False  # a stride of at most one element: it may name a size, but contradicts no fact or multiple
 
 
 class Binding:
@@ -211,11 +211,12 @@ def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
         if param.seen_as and param.seen_as.bits < 8 and dim == param.rank - 1 and isinstance(wanted, Binary):
             wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)  # bytes, of several elements each
         found.append(Fact(param.name, dim, False, wanted, actual))
+    is_empty = param.strides is not None and any(size == 0 for size in tensor.shape)
     for dim, wanted in enumerate(param.strides or ()):
         actual = tensor.stride(dim)
         if param.seen_as and param.seen_as.bits < 8 and isinstance(wanted, Binary) and wanted.op == "//":
             wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)
-        found.append(Fact(param.name, dim, True, wanted, actual, is_idle=tensor.shape[dim] <= 1))
+        found.append(Fact(param.name, dim, True, wanted, actual, is_idle=tensor.shape[dim] <= 1 or is_empty))
     return found
 
 
@@ -305,11 +306,20 @@ def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
         raise LaunchError(f"a size of `{name}`, {expr!r}, cannot be found from the arguments") from None
 
 
+def _as_float(param: Var, value: float) -> float:
+    """Return a number as a float. Raises LaunchError for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        why = f"is an integer of {int(value).bit_length()} bits"
+        raise LaunchError(f"argument `{param.name}` {why}, which no {param.dtype} holds; pass a float") from None
+
+
 def scalar(param: Var, value: Any) -> Scalar:
     """Convert a scalar argument to Python's bool, int or float; tensors without dimensions count as numbers."""
     if isinstance(value, bool | int) or (isinstance(value, float) and param.dtype.is_float):
         if param.dtype.is_float:
-            return float(value)
+            return _as_float(param, value)
         bits = param.dtype.bits if param.dtype.kind != "bool" else 1
         low, high = (0, 1 << bits) if param.dtype.kind != "int" else (-(1 << (bits - 1)), 1 << (bits - 1))
         if low <= value < high:

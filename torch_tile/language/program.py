@@ -429,6 +429,21 @@ def run_time_names(signature: inspect.Signature) -> frozenset[str]:
     return frozenset(name for name, each in signature.parameters.items() if _is_scalar_param(each.annotation))
 
 
+def with_declared_numbers(function: FunctionType, signature: inspect.Signature) -> inspect.Signature:
+    """Annotate the parameters that the body of an eager kernel declares as numbers (`by: T.float32`)."""
+    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    declared = {n.target.id: n.annotation for n in declarations(function) if isinstance(n.target, ast.Name)}
+    parameters = []
+    for name, each in signature.parameters.items():
+        place = declared.get(name)
+        if each.annotation is inspect.Parameter.empty and isinstance(place, ast.Name | ast.Attribute):
+            with contextlib.suppress(NameError, AttributeError):  # a name that is known in the body only
+                annotation = eval(ast.unparse(place), names)
+                each = each.replace(annotation=annotation) if _is_scalar_param(annotation) else each
+        parameters.append(each)
+    return signature.replace(parameters=parameters)
+
+
 def specialise(function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Any) -> EagerCall:
     """Split the arguments of a call into tensors and compile-time values."""
     import torch
@@ -483,8 +498,12 @@ def specialise_sizes(
 
 def declared_in(function: FunctionType) -> set[str]:
     """Return the names that the body of an eager kernel annotates."""
-    found = (n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None)
-    return {n.target.id for n in found if isinstance(n.target, ast.Name)}
+    return {n.target.id for n in declarations(function) if isinstance(n.target, ast.Name)}
+
+
+def declarations(function: FunctionType) -> list[ast.AnnAssign]:
+    """Return the annotations without a value in a function's body."""
+    return [n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None]
 
 
 def _described(value: Any) -> Any:
@@ -619,7 +638,7 @@ class _Run:
 
     def annotate(self, name: str, annotation: Any, value: Any) -> Any:
         """Return the symbol of an annotated tensor or scalar argument."""
-        if name not in self.call.arguments:
+        if name not in self.call.arguments or isinstance(self.params.get(name), Var):  # known from the signature
             return value
         kind = param_type(name, annotation, None)
         symbol = self.params[name] = make_param(name, kind)

@@ -133,15 +133,25 @@ def find_compiler() -> HostCompiler:
             # The predefined macros show version, instruction sets and that the flags are known, all at once.
             result = _run([*command, *flags, "-dM", "-E", "-x", "c++", os.devnull])
             if result.returncode == 0:
-                link = _openmp_link(clang="__clang__" in result.stdout)
+                is_clang = "__clang__" in result.stdout
+                link = _openmp_link(is_clang)
+                if is_clang and not link and not _links([*command, *flags]):
+                    break
                 names = shlex.join(os.path.basename(word) for word in command)
                 return HostCompiler(command, flags, link, key_of(names, result.stdout))
     names = ", ".join(shlex.join(command) for command in tried)
     raise NoCompilerError(
         f"torch_tile needs a C++17 compiler with OpenMP to build CPU kernels; none of these works: {names}. "
         "Install one (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`; "
-        "macOS: `xcode-select --install`) or name one in the environment variable CXX."
+        "macOS: `xcode-select --install`) or name one in the environment variable CXX. clang needs an OpenMP library "
+        "of its own (Debian, Ubuntu: `apt install libomp-dev`)."
     )
+
+
+def _links(command: list[str]) -> bool:
+    """Return whether a compiler finds its OpenMP library, which clang may be installed without."""
+    with tempfile.TemporaryDirectory(prefix="torch_tile_") as folder:
+        return _run([*command, "-x", "c++", os.devnull, "-o", str(Path(folder) / "empty.so")]).returncode == 0
 
 
 def _candidates() -> Iterator[tuple[str, ...]]:

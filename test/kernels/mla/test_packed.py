@@ -135,3 +135,21 @@ def test_appended_scales_keep_their_bits(engine):
     cache = torch.zeros(1, 4, bytes_of(GROUP, 16), dtype=torch.uint8)
     ops.append_latents(kv, k_pe, cache, torch.zeros(1, 1).int(), torch.ones(1).int())
     assert torch.equal(cache[0, 0], want[0, 0])
+
+
+@pytest.mark.parametrize("stride", [0, 1, 7, 1001])
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1), (1, 1)], ids=str)
+def test_the_stride_of_a_single_page_or_position_means_nothing(shape, stride, problems):
+    pages, page = shape
+    cache = pack(problems.tensor(pages, page, GROUP), problems.tensor(pages, page, 16))
+    odd = [stride if n == 1 else step for n, step in zip(shape, cache.stride(), strict=False)]
+    seen = cache.as_strided(cache.shape, [*odd, 1])
+    table, lengths = torch.arange(pages)[None].int(), torch.tensor([pages * page]).int()
+    queries = problems.tensor(1, 2, 3, GROUP), problems.tensor(1, 2, 3, 16)
+    got, want = (ops.mla_decode_fp8(*queries, x, block_table=table, seq_lens=lengths) for x in (seen, cache))
+    assert all(map(torch.equal, got, want))
+    want = cache.clone()
+    new = problems.tensor(1, pages * page, GROUP), problems.tensor(1, pages * page, 16)
+    for x in (seen, want):  # `seen` is a view of `cache`
+        ops.append_latents(*new, x, table, lengths)
+    assert torch.equal(cache, want)

@@ -21,6 +21,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Call, Load, Var, const
 from torch_tile.ir.node import walk
+from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -35,8 +36,10 @@ from torch_tile.ir.stmt import (
     Program,
     Role,
     Store,
+    While,
 )
 from torch_tile.lowering import cuda_passes, lower
+from torch_tile.lowering.sync.accesses import Hazards
 from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.simulator.interpret import interpret
 
@@ -799,3 +802,44 @@ def test_threads_update_their_own_elements_under_a_condition(count):
     a, b = torch.randint(-9, 9, (count,), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
     assert not made.interpret(a, b)
     assert torch.equal(b, torch.where(a > 3, -1, a))
+
+
+def nested(depth, source):
+    """Loops in loops, with stores and loads that threads with other values make in loops and branches of their own."""
+    buffers = [Buffer(name, (const(4096, dt.int32),), dt.float32, "global") for name in "xyz"]
+    loops = []
+
+    def place():
+        buffer, at = source.choice(buffers), sum(loops, number(source.randrange(5)))
+        return buffer, TX * source.randrange(3) + at, Load(buffer, (TX,)) > ZERO
+
+    def inner():
+        buffer, at, own = place()
+        ways = [[get(buffer, at)], [put(buffer, at)], [when(own, [put(buffer, at)])]]
+        ways += [[While(own, Block((put(buffer, at), get(buffer, at + 1), when(at > 7, [Continue()]))))]]
+        return source.choice(ways)
+
+    def body(var):
+        loops.append(var)
+        found = [*inner(), *inner(), *([loop(4, body, f"k{len(loops)}")] if len(loops) < depth else inner()), *inner()]
+        loops.pop()
+        return found
+
+    return program(loop(4, body))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_pair_of_accesses_is_looked_at_once(depth, seed, monkeypatch):
+    """Loops in loops are walked a thousand times; 68 seconds went into looking at the same pairs again."""
+    looked, alike = [], set()
+
+    def counting(hazards, a, b):
+        looked.append((a, b))
+        alike.add(tuple((x.key, structure(x.conditions), x.age) for x in (a, b)))
+        return between(hazards, a, b)
+
+    between = Hazards._between
+    monkeypatch.setattr(Hazards, "_between", counting)
+    insert_barriers(nested(depth, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    assert len(looked) <= 2 * len(alike), (len(looked), len(alike))

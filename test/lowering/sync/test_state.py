@@ -95,7 +95,9 @@ def test_the_turn_of_a_loop_before_stays_unknown_in_each_loop_after():
     for index, want in [(const(3, dt.int32), (k + 3) % 8), (lost % 8, lost % 8)]:
         state = State(3)
         state.add(replace(access(), indices=(index,)))
-        [(found, _)] = state.entering(k, const(0, dt.int32), inside).flying.values()
+        around = For(LoopKind.SERIAL, (k,), (const(0, dt.int32),), (const(9, dt.int32),), Block(()))
+        enter = Shifts(lambda around: {}, simplify).into(around, inside)
+        [(found, _)] = state.earlier(enter).flying.values()
         assert structure(found.indices) == structure((want,))
 
 

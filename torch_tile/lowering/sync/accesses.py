@@ -8,7 +8,7 @@ indices are compared symbolically. A pair that is not shown to be harmless is a 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,7 +68,22 @@ class Access:
     @cached_property
     def landed(self) -> Access:
         """The access once a wait has completed it: no longer asynchronous."""
-        return replace(self, asynchronous=False)
+        return self.with_(asynchronous=False)
+
+    @cached_property
+    def _versions(self) -> dict[Hashable, Access]:
+        """What `with_` has made of this access."""
+        return {}
+
+    def with_(self, **fields: Any) -> Access:
+        """Return this access with other fields, as the same object each time: `Hazards` knows accesses by identity."""
+        if all(getattr(self, name) is value for name, value in fields.items()):
+            return self
+        key = tuple(fields.items())
+        found = self._versions.get(key)
+        if found is None:
+            found = self._versions[key] = replace(self, **fields)
+        return found
 
     @cached_property
     def key(self) -> Hashable:
@@ -158,18 +173,24 @@ class Hazards:
 
     def __init__(self, threads: int, first: int = 0):
         self.threads, self.first = threads, first
-        self.pairs: dict[tuple[Access, Access], bool] = {}  # by identity: keys take long to hash
+        self.pairs: dict[Access, dict[Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
         self.simplify: Simplifier = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
         """Return whether a thread's `b` may touch an address of another thread's `a`, one of them a write."""
-        pair = a, b
-        found = self.pairs.get(pair)
-        if found is None:
-            found = self.pairs[pair] = self._between(a, b)
-        return found
+        return any(True for _ in self.clashes((a,), b))
+
+    def clashes(self, earlier: Iterable[Access], b: Access) -> Iterator[Access]:
+        """Yield those of earlier accesses that need a barrier before `b`."""
+        known = self.pairs.setdefault(b, {})
+        for a in earlier:
+            found = known.get(a)
+            if found is None:
+                found = known[a] = self._between(a, b)
+            if found:
+                yield a
 
     def _between(self, a: Access, b: Access) -> bool:
         """Decide about a pair of accesses without the cache of pairs."""

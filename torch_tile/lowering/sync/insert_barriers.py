@@ -114,6 +114,7 @@ class Walk:
         self.barrier_groups: BarrierGroups = BarrierGroups(kernel)
         self.after_roles: bool = False
         self.collected: dict[Stmt, list[Access]] = {}
+        self.read: dict[Stmt, list[Access]] = {}  # by conditions and bounds alone
         self.forced: set[Place] = set()
         self.depth = 0  # number of loops around
         self.branches = 0
@@ -232,7 +233,7 @@ class Walk:
     def _add(self, made: Iterable[Access], state: State) -> None:
         """Record accesses of the threads that come here."""
         for access in made:
-            state.add(replace(access, level=self.splits) if self.splits else access)
+            state.add(access.with_(level=self.splits))
 
     def _show(self, place: Place, state: State) -> None:
         """Place a fence before an arrival, for the threads that wait for it."""
@@ -267,7 +268,7 @@ class Walk:
         """
         engines = [found.engine for a in (old, new) if (found := intrinsic_of(a.origin)) is not None]
         by_threads = not any(engines) and not (old.collective or new.collective)
-        return by_threads and old.level == self.splits and not self.hazards.between(replace(old, met=True), new)
+        return by_threads and old.level == self.splits and not self.hazards.between(old.with_(met=True), new)
 
     def _group_barrier(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> bool:
         """Place a barrier for the threads of the branch around, and return True, if they are whole warps that meet."""
@@ -313,8 +314,8 @@ class Walk:
         """Yield the earlier accesses and new ones that conflict."""
         for access in new:
             filled = self.fills_in_turn and by_engine(access.origin)
-            for old in state.since.values():
-                if self.hazards.between(old, access) and not (filled and by_engine(old.origin)):
+            for old in self.hazards.clashes(state.since.values(), access):
+                if not (filled and by_engine(old.origin)):
                     yield old, access
 
     def _accesses(self, one: Stmt) -> list[Access]:
@@ -341,7 +342,7 @@ class Walk:
         ways.
         """
         self._meet(self._accesses(one), one, place, state, places)
-        self._add(self.facts.collector.of(one.condition, (), self.conditions), state)
+        self._add(self._head(one), state)
         outer = self.divergent, self.conditions, self.showing, self.group
         splits = self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
@@ -369,7 +370,7 @@ class Walk:
         state.leave(self.splits)
         if met or any(each is group for each in self.gathered):  # the other threads have met no barrier of the group
             for access in self._accesses(one):
-                state.since[access.key] = replace(access, count=-1)
+                state.since[access.key] = access.with_(count=-1)
 
     # Loops.
 
@@ -497,9 +498,9 @@ class Walk:
         """Return the state with all accesses of a loop, made in any of its iterations."""
         found = state.copy()
         forget = self.shifts.of(loop, leave=True)
-        for access in self.facts.collector.of(loop.body, (), self.conditions):
+        for access in self._accesses(loop.body):
             own = [a for a in state.since.values() if a.origin is access.origin]
-            earlier = replace(forget(access), in_warp=bool(own) and all(a.in_warp for a in own))
+            earlier = forget(access).with_(in_warp=bool(own) and all(a.in_warp for a in own))
             found.since[earlier.key] = earlier
         return found
 
@@ -507,7 +508,7 @@ class Walk:
         """Return the state before a loop as its first iteration sees it."""
         if isinstance(loop, While):
             return entry
-        return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop), self.hazards.simplify)
+        return entry.earlier(self.shifts.into(loop, self._accesses(loop)))
 
     def _skipped(self, loop: For | While, state: State) -> State:
         """Return the state after a loop that runs zero times: without accesses that need the loop to run."""
@@ -537,10 +538,12 @@ class Walk:
             self.failing[key] = is_literal(self.hazards.simplify(last), False)
         return self.failing[key]
 
-    def _head(self, loop: For | While) -> list[Access]:
-        """Return the accesses of a loop's bounds or condition."""
-        read = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        return [access for part in read for access in self.facts.collector.of(part, (), self.conditions)]
+    def _head(self, one: For | While | If) -> list[Access]:
+        """Return the accesses of a statement's bounds or condition, from the cache if they are known."""
+        if one not in self.read:
+            read = (*one.starts, *one.stops) if isinstance(one, For) else (one.condition,)
+            self.read[one] = [a for part in read for a in self.facts.collector.of(part, (), self.conditions)]
+        return self.read[one]
 
     def _next(self, loop: For | While, state: State) -> State:
         """Return the state that an iteration leaves, as the next one sees it."""

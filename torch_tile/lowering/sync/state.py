@@ -14,7 +14,6 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, binary
 from torch_tile.ir.node import equal, find, symbols
 from torch_tile.ir.polynomial import structure
-from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, Stmt, While
 from torch_tile.lowering.sync.accesses import Access
 
@@ -55,8 +54,9 @@ class State:
         """Return the state that holds if either of two states may hold."""
         used, wrote = self.used or other.used, self.wrote or other.wrote
         joined = State(self.most, self.since | other.since, dict(self.flying), used, wrote)
-        for key in self.since.keys() & other.since.keys():
-            joined.since[key] = _later(self.since[key], other.since[key])
+        for key, access in self.since.items():
+            if (found := other.since.get(key, access)) is not access:
+                joined.since[key] = _later(access, found)
         for flight in other.flying.values():
             joined.fly(*flight)
         return joined
@@ -77,21 +77,6 @@ class State:
             new.fly(shift(access), younger)
         return new
 
-    def entering(
-        self, var: Var, start: Expr, inside: Sequence[Access], simplify: Callable[[Expr], Expr] = simplify
-    ) -> State:
-        """Return the state as the first iteration of a loop over `var` with the accesses `inside` sees it.
-
-        Indices that the loop takes modulo the number of versions are expressed by `var - start`, which is 0 there.
-        """
-        versions = _versions(inside)
-        iterations = var - start
-
-        def moved(access: Access) -> Access:
-            return _entering(access, iterations, versions.get(access.buffer, set()), simplify)
-
-        return self.earlier(moved)
-
     def fly(self, access: Access, younger: frozenset[int]) -> None:
         """Add an access in flight, and merge it with an equal one."""
         alike, others = self.flying.get(access.key, (access, younger))
@@ -106,25 +91,25 @@ class State:
 
     def in_warps(self, by_threads: Callable[[Access], bool]) -> None:
         """Order the accesses that threads make with those that follow in the same warp."""
-        found = [replace(a, in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
+        found = [a.with_(in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
     def order_in_warp(self, level: int) -> None:
         """Record a warp barrier in divergent code: within each warp it orders the accesses made at `level`."""
-        found = [replace(a, met=True) if a.level == level else a for a in self.since.values()]
+        found = [a.with_(met=True) if a.level == level else a for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
     def leave(self, level: int) -> None:
         """Go back to this level: other threads of a warp have not met those that met above it."""
         if any(a.level > level for a in self.since.values()):
-            found = [replace(a, level=level, met=False) if a.level > level else a for a in self.since.values()]
+            found = [a.with_(level=level, met=False) if a.level > level else a for a in self.since.values()]
             self.since = {}
             for access in found:
                 self.since[access.key] = _later(access, self.since.get(access.key, access))
 
     def arrive(self, barrier: Buffer) -> None:
         """Remember of all accesses so far that the threads arrived at an mbarrier behind them."""
-        found = [replace(a, arrived=a.arrived | {barrier}) for a in self.since.values()]
+        found = [a.with_(arrived=a.arrived | {barrier}) if barrier not in a.arrived else a for a in self.since.values()]
         self.since = {access.key: access for access in found}
 
     def met(self, barrier: Buffer) -> None:
@@ -167,7 +152,7 @@ def _later(a: Access, b: Access) -> Access:
     if a is b or a.conditions is b.conditions:
         return a
     kept = tuple(c for c in a.conditions if any(c is d or equal(c, d) for d in b.conditions))
-    return a if len(kept) == len(a.conditions) else replace(a, conditions=kept)
+    return a if len(kept) == len(a.conditions) else a.with_(conditions=kept)
 
 
 def _versions(accesses: Sequence[Access]) -> dict[Buffer, set[int]]:
@@ -188,7 +173,7 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
         base = _base(indices[dim], size)
         if base is not None and not _has_let(base):
             indices[dim] = simplify(binary("%", base + iterations, size))
-    return replace(access, indices=tuple(indices)) if dims else access
+    return replace(access, indices=tuple(indices))
 
 
 def _has_let(base: Expr) -> bool:
@@ -229,6 +214,7 @@ class Shifts:
     def __init__(self, forgotten: Callable[[For | While], Mapping[Var, Expr]], simplify: Callable[[Expr], Expr]):
         self.forgotten, self.simplify = forgotten, simplify
         self.known: dict[tuple[Stmt, bool], Shift] = {}
+        self.entries: dict[For, Shift] = {}
         self.alike: dict[Hashable, Access] = {}
 
     def of(self, loop: For | While, leave: bool) -> Shift:
@@ -237,21 +223,29 @@ class Shifts:
             self.known[loop, leave] = self._made(loop, leave)
         return self.known[loop, leave]
 
+    def into(self, loop: For, inside: Sequence[Access]) -> Shift:
+        """Return the shift of accesses to the first iteration of a loop with the accesses `inside`.
+
+        Indices that the loop takes modulo the number of versions are expressed by its variable minus its start. That
+        is 0 there.
+        """
+        if loop not in self.entries:
+            versions, iterations = _versions(inside), loop.vars[0] - loop.starts[0]
+
+            def entering(access: Access) -> Access:
+                dims = versions.get(access.buffer, set())
+                return _entering(access, iterations, dims, self.simplify) if dims else access
+
+            self.entries[loop] = _once(entering)
+        return self.entries[loop]
+
     def _made(self, loop: For | While, leave: bool) -> Shift:
         """Build the shift for a loop."""
         forget = _Mover(self.forgotten(loop), self.simplify)
         step = forget
         if isinstance(loop, For) and not leave:
             step = _Mover({**forget.values, loop.vars[0]: loop.vars[0] - loop.step}, self.simplify)
-        seen: dict[Access, Access] = {}
-
-        def shift(access: Access) -> Access:
-            found = seen.get(access)
-            if found is None:
-                found = seen[access] = self._shifted(access, step, forget)
-            return found
-
-        return shift
+        return _once(lambda access: self._shifted(access, step, forget))
 
     def _shifted(self, access: Access, step: _Mover, forget: _Mover) -> Access:
         """Move an access by `step`; after ITERATIONS iterations, and after the loop, move it by `forget`."""
@@ -264,6 +258,19 @@ class Shifts:
         new = replace(access, indices=indices, conditions=conditions, age=0 if step is forget else access.age + 1)
         says = new.key, structure(conditions), new.age, new.asynchronous, new.count, new.atomic, new.collective
         return self.alike.setdefault(says, new)
+
+
+def _once(shift: Shift) -> Shift:
+    """Return a shift that moves each access once and then keeps the result."""
+    seen: dict[Access, Access] = {}
+
+    def moved(access: Access) -> Access:
+        found = seen.get(access)
+        if found is None:
+            found = seen[access] = shift(access)
+        return found
+
+    return moved
 
 
 class _Mover:

@@ -50,8 +50,10 @@ def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tenso
 
 def _check_places(cache: Tensor) -> None:
     """Check where the positions of a cache lie; views of equal strides may begin elsewhere."""
+    # The stride of a single page or position means nothing.
+    steps = [step for step, n in zip(cache.stride()[:2], cache.shape[:2], strict=True) if not checks.known_one(n)]
     require(
-        cache.stride(2) == 1 and all(n % 4 == 0 for n in (*cache.stride()[:2], cache.storage_offset())),
+        cache.stride(2) == 1 and all(n % 4 == 0 for n in (*steps, cache.storage_offset())),
         lambda: (
             f"tile.{FP8}: cache has strides {list(cache.stride())} and begins at byte {cache.storage_offset()} of its "
             "storage; expected dense positions at multiples of 4 bytes"
@@ -271,6 +273,8 @@ def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor,
 
     They are rounded by `pack_latents`, and left out as `append_to_pages` leaves rows out. Raises what these raise.
     """
+    from torch_tile.kernels.common import view_as
+
     op = "append_latents"
     checks.check_dims(op, "kv", kv, 3, "[B, Sq, C]")
     checks.check_dims(op, "cache", cache, 3, "[pages, page, bytes]")
@@ -278,7 +282,7 @@ def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor,
     packed = pack_latents(kv, k_pe)
     checks.check_size(op, "cache", cache, 2, packed.shape[2], "the bytes of a position")
     # Two bytes at a time, as numbers that are only copied: latents with their scales, and rotary parts.
-    new, pages = (x.view(torch.bfloat16)[:, :, None] for x in (packed, cache))
+    new, pages = (view_as(x, torch.bfloat16)[:, :, None] for x in (packed, cache))
     split = new.shape[3] - k_pe.shape[2]
     given = new[..., :split], new[..., split:], pages[..., :split], pages[..., split:]
     torch.ops.tile.append_to_pages.default(*given, block_table, seq_lens)
