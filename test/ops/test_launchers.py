@@ -218,8 +218,9 @@ CALLS = {
                                                            half(2, 640, 64), half(2, 1, 16, 512))),
     "mla, scheduled": (
         "ttttttt", scheduled_mla_call,
-        lambda: (half(5, 1, 16, 512), half(5, 1, 16, 64), half(5, 640, 512), half(5, 640, 64),
-                 torch.full((5,), 640, dtype=torch.int32), torch.zeros(12, 4, dtype=torch.int32), half(5, 1, 16, 512)),
+        lambda: (half(20, 1, 16, 512), half(20, 1, 16, 64), half(20, 640, 512), half(20, 640, 64),
+                 torch.full((20,), 640, dtype=torch.int32), torch.zeros(27, 4, dtype=torch.int32),
+                 half(20, 1, 16, 512)),
     ),
     "mla_decode_lse": (
         "tttttt", whole_mla_lse_call,
