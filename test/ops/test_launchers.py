@@ -441,7 +441,6 @@ def heap_of_process():
 
 def asked(fake, call, args):
     """What the driver is asked for, with places instead of addresses; what is in no tensor is in the workspace."""
-    heap = heap_of_process()
 
     def place(slot):
         memories = [a.untyped_storage() for a in args]
@@ -454,6 +453,7 @@ def asked(fake, call, args):
 
     fake.launches()
     call(*args)
+    heap = heap_of_process()  # which the call may have made longer
     count = fake.number("slots").value
     return [
         (r.function, list(r.grid), r.block[0], r.shared, list(map(place, r.slots[:count]))) for r in fake.launches()
