@@ -5,11 +5,12 @@ import pytest
 
 from torch_tile.codegen.lines import GUARDED, MOST, Lines, iterations_of, picks_registers, pragma, size_of
 from torch_tile.diagnostics.errors import Span
+from torch_tile.intrinsics.base import effect
 from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, Select, Var, const
-from torch_tile.ir.stmt import Block, For, If, LoopKind, Store
+from torch_tile.ir.stmt import Block, For, If, LoopKind, Store, While
 
 
 def test_scopes_are_indented_and_lines_say_where_they_come_from():
@@ -112,3 +113,25 @@ def test_loops_that_wait_are_not_unrolled():
     wait = mbarrier_wait(Address(barrier, (const(0, dt.int32),)), const(0, dt.int32))
     assert pragma(loop(Var("n", dt.int32, "size"), wait, kind=LoopKind.SERIAL)) == "#pragma unroll 1"
     assert pragma(loop(2, wait)) == "#pragma unroll"
+
+
+def loads(turns: int | Expr, *more, count: int = 1) -> For:
+    read = [store(value=Load(GLOBAL, (const(n, dt.int32),))) for n in range(count)]
+    return loop(turns, *read, *more, kind=LoopKind.SERIAL)
+
+
+def test_loads_of_short_loops_are_under_way_together():
+    assert pragma(loads(8, count=3)) == "#pragma unroll"
+    assert pragma(loads(8, loop(4, store()))) == "#pragma unroll"
+    assert pragma(loop(8, store(value=Load(SHARED, (const(0, dt.int32),))), kind=LoopKind.SERIAL)) is None
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        loads(MOST + 1), loads(MOST // 2 + 1, count=2), loads(Var("n", dt.int32, "dim")), loads(8, effect("barrier")),
+        loads(8, loads(Var("n", dt.int32, "dim"))), loads(8, While(Const(True, dt.bool_), Block((store(),)))),
+    ],
+)  # fmt: skip
+def test_loops_that_unrolling_makes_no_faster(slow):
+    assert pragma(slow) is None

@@ -154,6 +154,22 @@ def scanned(a, x):
     return h
 
 
+def conditioned(a):
+    """What Python makes of the statements of `python_conditions`."""
+    found = []
+    for i, x in enumerate(a.tolist()):
+        x = (x + 3 - i) * 2
+        if -5 <= x < 20 and not (x % 3 == 0 or i == 7):
+            x //= 3
+        elif x < -30:
+            x %= 7
+        else:
+            x ^= 5
+        x = x << 1 | 1
+        found.append(x if x > 4 else -x)
+    return torch.tensor(found, dtype=torch.int32)
+
+
 def delta(q, k, v, beta):
     state, out = torch.zeros(q.shape[0], q.shape[2], v.shape[2]), torch.zeros_like(v)
     for t in range(q.shape[1]):
@@ -297,6 +313,23 @@ CASES = [
          lambda a: torch.cat([a, torch.full((1, 40), 1e6)]).clamp(-448, 448).to(torch.float8_e4m3fn), 0.0),
     Case("newer_forms.shifted_rows_of_any_length", {}, lambda: [floats(3, 70)], lambda a: a.roll(-1, 1)),
     Case("newer_forms.half_of_the_columns", {"M": 64, "N": 32, "K": 64}, sparse_operands, sparse_product, 2e-2),
+    Case("mixed_forms.ring_of_tiles", {"M": 32, "K": 160}, lambda: [floats(32, 160)], lambda a: a.sum(1), targets=BOTH),
+    Case("mixed_forms.python_conditions", {"N": 50}, lambda: [torch.randint(-40, 40, (50,), dtype=torch.int32)],
+         conditioned, 0.0),
+    Case("mixed_forms.tiles_in_objects", {"M": 12, "N": 20}, lambda: [floats(12, 20)], lambda a: (a * a).mean(0)),
+    Case("mixed_forms.swapped_variables", {"N": 6}, lambda: [torch.tensor([2, 1], dtype=torch.int32)],
+         lambda s: torch.tensor([2, 1, 3, 4, 7, 11], dtype=torch.int32), 0.0),
+    Case("mixed_forms.patches", {}, lambda: [floats(2, 7, 7, 4)],
+         lambda x: F.unfold(x.permute(0, 3, 1, 2), 3, padding=1, stride=2).view(2, 4, 9, 16).permute(0, 3, 2, 1)
+         .reshape(2, 16, 36), 0.0),
+    Case("mixed_forms.normalized_by_two_launches", {"M": 16, "N": 64}, lambda: [floats(16, 64)],
+         lambda a: (a - a.mean()) / a.std(correction=0), targets=BOTH),
+    Case("mixed_forms.sums_up_to_the_diagonal", {}, lambda: [halves(64, 96)],
+         lambda a: torch.stack([a[i * 16 : i * 16 + 16, : (i + 1) * 24].float().sum() for i in range(4)]), 2e-2, BOTH),
+    Case("mixed_forms.decoded_by_scales", {"M": 3, "N": 512},
+         lambda: [torch.randint(0, 256, (3, 256), dtype=torch.uint8), halves(3, 16)],
+         lambda a, s: ((torch.stack([a & 15, a >> 4], -1).flatten(1).float() - 8).view(3, 16, 32)
+                       * s[..., None].float()).view(3, 512).half(), 0.0),
     Case("newer_forms.counted_signs", {"N": 70}, lambda: [floats(70)], lambda a: a.sign().int()),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from torch_tile.intrinsics.base import starts, syncs
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.expr import Address, Call, Const, Load, Select
 from torch_tile.ir.node import Node, children, find, symbols
-from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
+from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store, While
 
 
 class Lines:
@@ -56,14 +56,26 @@ def pragma(loop: For) -> str | None:
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
         # Copies of asynchronous products, and their remainder, meet on paths that the assembler cannot follow.
         # Iterations that wait for other threads gain nothing, and producers have few registers.
-        inside = find(loop, Call)
-        whole = any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in inside)
-        return "#pragma unroll 1" if whole else None
+        if any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in find(loop, Call)):
+            return "#pragma unroll 1"
+        return "#pragma unroll" if _waits_for_loads(loop) else None
     iterations, size = iterations_of(loop), size_of(loop.body)
     if iterations is None or iterations * size <= MOST:
         return "#pragma unroll"
     wanted = max(1, MOST // size)
     return f"#pragma unroll {next(n for n in range(min(wanted, iterations), 0, -1) if iterations % n == 0)}"
+
+
+def _waits_for_loads(loop: For) -> bool:
+    """Return whether a short loop waits for nothing but loads from global memory, which can be under way together."""
+    iterations = iterations_of(loop)
+    if iterations is None or iterations * size_of(loop.body) > MOST:
+        return False
+    if any(isinstance(inner, While) or pragma(inner) is None for inner in find(loop.body, For, While)):
+        return False
+    if any(syncs(call, sync) for call in find(loop.body, Call) for sync in (Sync.WAIT, Sync.BARRIER, Sync.DRAIN)):
+        return False
+    return any(load.buffer.scope == "global" for load in find(loop.body, Load))
 
 
 def iterations_of(loop: For) -> int | None:
