@@ -29,6 +29,7 @@ _HAVE = {
 
 
 _WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
+_SYNONYMS = {"axis": "dim", "type": "dtype", "stages": "num_stages", "value": "x", "num_threads": "threads"}
 _TABLE = (
     "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b); "
     "in place of several tiles, allocate one with a dimension more: tiles[k, :]"
@@ -110,6 +111,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         fix = "write A.shape[0], the size of a dimension"
     elif "indices must be integers" in text:  # of a list or tuple
         fix = _TABLE
+    elif "__format__" in text:
+        fix = "T.print(x, msg='text') prints a value of the device"
     return error("python_value", span, problem=text, fix=fix)
 
 
@@ -128,6 +131,9 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         fix = (
             f"did you mean `{near}`?" if near else f"its parameters are {', '.join(known)}" if known else "leave it out"
         )
+        meant = next((p for p in known if p == _SYNONYMS.get(unknown[1])), None)
+        if meant:
+            fix = f"its name is `{meant}`"
         if name in ("max", "min") and unknown[1] in ("axis", "dim", "keepdims", "keepdim"):
             fix = f"T.{name} compares values; T.reduce_{name}(tile, result, dim) folds a tile"
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
