@@ -170,7 +170,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "pass A, A[a:b, :] or A[i, j]; T.fill(tile, x) sets all elements to a number",
     ),
     "reduce_shape": (
-        "T.{op}: {src} reduced over dim {dim} does not give {dst}",
+        "T.{op}: {of} does not give {dst}",
         "give a tile of the shape {wanted}: the result drops the reduced dimension, or keeps it with size 1",
     ),
     "reduce_dim": ("T.{op}: dim {dim} is outside a buffer of {rank} dimensions", "give a dim in [-{rank}, {rank})"),
