@@ -62,6 +62,19 @@ def garbage():
     kernel(torch.zeros(4))
 
 
+def added_to_garbage():
+    @torch_tile.jit(strict=True)
+    def kernel(A):
+        A: T.Tensor((4,), "float32")
+        B = T.empty((4,), "float32")
+        with T.Kernel(1) as _:
+            for i in T.Parallel(4):
+                B[i] += A[i]  # here
+        return B
+
+    kernel(torch.zeros(4))
+
+
 def tensors_for_sizes():
     lazy(torch.zeros(4))
 
@@ -78,6 +91,7 @@ CASES = {
     nested: ("kernel_in_kernel", "other(A)"),
     assigned_type: ("type_as_tensor", 'A = T.Tensor((4,), "float32")'),
     one_name_for_a_grid: ("tuple_as_index", "block * 2"),
+    added_to_garbage: ("only_updated", "B[i]"),
     garbage: ("unwritten_result", 'T.empty((4,), "float32")'),
 }
 CALLS = {
@@ -161,3 +175,31 @@ def test_a_changed_enclosing_variable_counts():
     offset = 5.0
     torch.testing.assert_close(make(8)(a), a + 5)
     assert make(8) is make(8)
+
+
+def test_results_that_are_set_first():
+    """A T.Kernel before may clear a result, and a condition may choose what the first turn takes."""
+
+    @torch_tile.jit(strict=True)
+    def cleared(A):
+        A: T.Tensor((96,), "float32")
+        B = T.empty((1,), "float32")
+        with T.Kernel(1) as _:
+            T.clear(B)
+        with T.Kernel(3) as block:
+            for i in T.serial(32):
+                T.atomic_add(B[0], A[block * 32 + i])
+        return B
+
+    @torch_tile.jit(strict=True)
+    def chosen(A):
+        A: T.Tensor((96,), "float32")
+        B = T.empty((1,), "float32")
+        with T.Kernel(1) as _:
+            for i in T.serial(96):
+                B[0] = T.if_then_else(i == 0, 0.0, B[0]) + A[i]
+        return B
+
+    x = torch.randn(96)
+    for kernel in (cleared, chosen):
+        assert abs(kernel(x).item() - x.double().sum().item()) < 1e-4

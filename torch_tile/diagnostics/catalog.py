@@ -66,7 +66,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "tuple_as_index": (
         "`{got}` are {count} indices, and are used as one",
-        "give each a name where they are made: `with T.Kernel(m, n) as (bx, by):`, `for i, j in T.Parallel(m, n):`",
+        "give each a name where they are made: `with T.Kernel(m, n) as (bx, by):`, `for i, j in T.Parallel(m, n):`; "
+        "a block's threads are `T.Kernel(m, threads=128)`",
     ),
     "python_value": ("Python computes here, with what only the device knows: {problem}", "{fix}"),
     "bad_choice": (
@@ -169,8 +170,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "pass A, A[a:b, :] or A[i, j]; T.fill(tile, x) sets all elements to a number",
     ),
     "reduce_shape": (
-        "T.{op}: {src} reduced over dim {dim} does not give {dst}",
-        "the result drops the reduced dimension (or keeps it with size 1)",
+        "T.{op}: {of} does not give {dst}",
+        "give a tile of the shape {wanted}: the result drops the reduced dimension, or keeps it with size 1",
     ),
     "reduce_dim": ("T.{op}: dim {dim} is outside a buffer of {rank} dimensions", "give a dim in [-{rank}, {rank})"),
     "scan_shape": ("T.{op}: {src} and {dst} differ in shape", "source and destination have one shape"),
@@ -216,6 +217,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unwritten_result": (
         "`{buffer}` is returned, but no statement writes it: it would hold garbage",
         "{fix}",
+    ),
+    "only_updated": (
+        "`{buffer}` is returned, and each write only updates what stood there: it would hold garbage",
+        "set it first: `T.clear({buffer})` in a T.Kernel before this one, or a parameter that the caller fills",
     ),
     "unwritten_part": (
         "`{part}` is returned, but no statement writes it: it would hold garbage",

@@ -29,6 +29,13 @@ _HAVE = {
 
 
 _WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
+_SYNONYMS = {"axis": "dim", "stages": "num_stages"}  # what authors write, and its name here
+# How functions are called whose parameters' names alone do not say it.
+_CALLS = {
+    "const": "give all names in one text: M, N = T.const('M, N')",
+    "annotate_layout": "give a dictionary: T.annotate_layout({tile: layout})",
+    "Pipelined": "give the number of iterations: for k in T.Pipelined(n, num_stages=2)",
+}
 _TABLE = (
     "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b); "
     "in place of several tiles, allocate one with a dimension more: tiles[k, :]"
@@ -110,6 +117,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         fix = "write A.shape[0], the size of a dimension"
     elif "indices must be integers" in text:  # of a list or tuple
         fix = _TABLE
+    elif "__format__" in text:
+        fix = "T.print(x, msg='text') prints a value of the device"
     return error("python_value", span, problem=text, fix=fix)
 
 
@@ -128,12 +137,17 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         fix = (
             f"did you mean `{near}`?" if near else f"its parameters are {', '.join(known)}" if known else "leave it out"
         )
+        if (meant := _SYNONYMS.get(unknown[1])) in known:
+            fix = f"its name is `{meant}`"
         if name in ("max", "min") and unknown[1] in ("axis", "dim", "keepdims", "keepdim"):
             fix = f"T.{name} compares values; T.reduce_{name}(tile, result, dim) folds a tile"
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
-    return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters))
+    fix = _CALLS.get(name, "")
+    if name.startswith("reduce_") and "missing" in why:
+        fix = f"the result is a tile of yours: T.{name}(tile, out, dim) writes into `out`"
+    return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters), fix=fix)
 
 
 def _kind(name: str) -> str:

@@ -249,6 +249,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
                 f"leave the `return` out if the kernel writes it in place; T.copy({value.buffer.name}, Y) copies it "
                 f"into a result Y of T.empty, while `Y = {value.buffer.name}` only gives it another name"
                 if isinstance(value, Handle) and value.buffer.origin == "param"
+                else f"T.copy({value.buffer.name}, Y) copies the tile into a result Y = T.empty(shape, dtype); "
+                f"`Y = {value.buffer.name}` only gives the tile another name"
+                if isinstance(value, Handle)
                 else ""
             )
             raise error("bad_return", span, got=repr(value)[:60], fix=fix)

@@ -1,26 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find results that no kernel writes. No pass is imported, as programs from the cache are looked at, too."""
+"""Find results that no kernel writes, or only updates.
+
+No pass is imported, as programs from the cache are looked at, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from torch_tile.diagnostics.errors import Diagnostic, diagnose
-from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address
-from torch_tile.ir.node import find
+from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Node, children, equal, find
 from torch_tile.ir.stmt import Program, Store
 from torch_tile.tileop.base import RegisteredOp
 
 
 def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Diagnostic]:
-    """Return a diagnostic for each tensor that is returned, of T.empty or of `out_idx`, and that no kernel can write.
+    """Return a diagnostic for each returned tensor, of T.empty or `out_idx`, that no kernel can write or sets first.
 
     It holds garbage, as in TileLang: compile_program warns of it.
     """
     named = [b for b in (program.params[p] for p in out_idx) if isinstance(b, Buffer)]
-    unwritten = never_written(program, (*program.outputs, *named))
-    return [diagnose("unwritten_result", b.span, buffer=b.name, fix=_fix(program, b, named)) for b in unwritten]
+    results = (*program.outputs, *named)
+    unwritten = never_written(program, results)
+    found = [diagnose("unwritten_result", b.span, buffer=b.name, fix=_fix(program, b, named)) for b in unwritten]
+    rest = [b for b in results if not any(b is each for each in unwritten)]
+    return found + [diagnose("only_updated", span, buffer=b.name) for b, span in _only_updated(program, rest)]
+
+
+def _only_updated(program: Program, tensors: Iterable[Buffer]) -> list[tuple[Buffer, Span | None]]:
+    """Return those of `tensors` whose writes all update what stood there, as `B[i] += x`, with the first write."""
+    first: IdMap[Buffer, Span | None] = IdMap()
+    missing = IdSet(tensors)
+    for node in (n for k in program.kernels if missing for n in find(k.body, RegisteredOp, Store, Address)):
+        if isinstance(node, RegisteredOp):
+            reads, writes = node.accesses()
+            written = [(w.buffer, any(_same(w, r) for r in reads)) for w in writes]
+        elif isinstance(node, Store):
+            same = (n for n in needed(node.value) if n.buffer is node.buffer and equal(n.indices, node.indices))
+            written = [(node.buffer, any(True for _ in same))]
+        else:
+            written = [(node.buffer, False)]
+        for buffer, updates in written:
+            whole = buffer.base or buffer
+            if whole in missing and not updates:
+                missing.discard(whole)
+            elif whole in missing and whole not in first:
+                first[whole] = node.span
+    return [(b, first[b]) for b in tensors if b in missing and b in first]
 
 
 def _fix(program: Program, result: Buffer, named: Sequence[Buffer]) -> str:
@@ -48,3 +77,21 @@ def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
         if not missing:
             break
     return list(missing)
+
+
+def _same(a: Region, b: Region) -> bool:
+    """Return whether two regions are the same part of one buffer."""
+    return a.buffer is b.buffer and equal(a.ranges, b.ranges)
+
+
+def needed(value: Node) -> Iterator[Load]:
+    """Yield the loads of which a value is computed whatever its conditions choose."""
+    if isinstance(value, Load):
+        yield value
+    elif isinstance(value, Select):
+        yield from needed(value.condition)
+    elif isinstance(value, Binary) and value.op in LOGICAL:
+        yield from needed(value.a)
+    else:
+        for child in children(value):
+            yield from needed(child)

@@ -9,12 +9,12 @@ depend on a path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import LOGICAL, Address, Binary, Expr, Load, Select, const, unary
+from torch_tile.ir.expr import Address, Expr, Load, Select, const, unary
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find
 from torch_tile.ir.stmt import (
@@ -41,6 +41,7 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.reduce.op import Reduce
+from torch_tile.tileop.results import needed
 
 
 def unwritten_reads(program: Program) -> list[Diagnostic]:
@@ -107,7 +108,7 @@ class _Order(InOrder):
         on_chip = store.buffer.scope != "global"
         self._may_be_dropped(store, on_chip or (bool(self.written) and not self._stays_inside(store)))
         if store.buffer in self.written:
-            same = [load for load in _needed(store.value) if equal(load.indices, store.indices)]
+            same = [load for load in needed(store.value) if equal(load.indices, store.indices)]
             one = [ONE] * len(store.indices)
             garbage = [box for load in same for box in self._lost(load.buffer, load.indices, one, load)]
             self.write(store.buffer, store.indices, one, garbage)
@@ -229,19 +230,6 @@ def _writes_elsewhere(loop: For, buffer: Buffer, node: Node) -> bool:
         elif one.buffer is buffer and not (isinstance(one, Store) and at is not None and equal(one.indices, at)):
             return True
     return False
-
-
-def _needed(value: Node) -> Iterator[Load]:
-    """Yield the loads of which a value is computed whatever its conditions choose."""
-    if isinstance(value, Load):
-        yield value
-    elif isinstance(value, Select):
-        yield from _needed(value.condition)
-    elif isinstance(value, Binary) and value.op in LOGICAL:
-        yield from _needed(value.a)
-    else:
-        for child in children(value):
-            yield from _needed(child)
 
 
 def _is_mixed(part: Box, box: Box, op: Reduce) -> bool:

@@ -81,7 +81,9 @@ class Reduce(RegisteredOp):
         found = []
         if not (same_extents(dropped, out) or same_extents(kept, out) or (not dropped and same_extents(out, kept))):
             src, dst = describe(shape), describe(out)
-            found.append(diagnose("reduce_shape", self.span, op=self.op_name, src=src, dim=self.dim, dst=dst))
+            wanted = describe(dropped or kept)
+            of = f"{src} reduced over dim {self.dim}"
+            found.append(diagnose("reduce_shape", self.span, op=self.op_name, of=of, dst=dst, wanted=wanted))
         if self.kind.startswith("bit") and self.src.buffer.dtype.is_float:
             why = f"has dtype {self.src.buffer.dtype}"
             fix = "bitwise reductions take integers"
