@@ -200,12 +200,13 @@ def scheduled(p, dtype, heads, latent, rotary, page):
     import torch_tile.ops  # noqa: F401
     from torch_tile.kernels.mla import decode as mla_decode
 
-    columns = -(-300 // page) if page else 0
-    rows = (3 * columns + 1, page) if page else (3, 300)
-    q, q_pe = (p.tensor(3, 1, heads, n, dtype=dtype, layout="dense") for n in (latent, rotary))
+    batch, columns = mla_decode.EVENLY_SPLIT + 1, -(-300 // page) if page else 0  # fewer take no schedule
+    rows = (batch * columns + 1, page) if page else (batch, 300)
+    q, q_pe = (p.tensor(batch, 1, heads, n, dtype=dtype, layout="dense") for n in (latent, rotary))
     kv, k_pe = (p.tensor(*rows, n, dtype=dtype, layout="dense") for n in (latent, rotary))
-    lens = torch.tensor([300 - p.size(40), p.size(300), p.pick(0, 1, 64)], dtype=torch.int32).cuda()
-    table = torch.randperm(rows[0], generator=p.generator)[: 3 * columns].reshape(3, -1).int().cuda() if page else None
+    lens = torch.tensor([p.pick(0, 1, 64, p.size(300)) for _ in range(batch)], dtype=torch.int32).cuda()
+    order = torch.randperm(rows[0], generator=p.generator)[: batch * columns]
+    table = order.reshape(batch, -1).int().cuda() if page else None
     schedule = torch.ops.tile.mla_schedule(lens, heads, p.pick(2, 3, 7))
     got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, lens, None, 0, schedule)
     return got, mla_decode.reference(*wide(q, q_pe, kv, k_pe, table, lens))

@@ -202,6 +202,8 @@ def _scaled_gemms() -> Iterator[Case]:
     for name, form in forms.items():
         for m in (16, 4096):
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
+    for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 200), ("blocks", 1536)):  # other tiles
+        yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
     for bits, of in ((4, "runs"), (2, "rows")):

@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -178,7 +179,7 @@ def header(options: argparse.Namespace, ceilings: Ceilings) -> dict[str, Any]:
     gpu = options.device == "cuda"
     return {
         "run": time.strftime("%Y-%m-%d %H:%M"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "seed": options.seed,
         "device": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
         "torch": torch.__version__,

@@ -238,36 +238,36 @@ template <class T> inline T abs(T x) {
 // The sum of two zeros is the greater one. Compilers vectorise these ternaries.
 template <class T> inline T max(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(max(widen(a), widen(b)));
-  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? a + b : (a > b) | (a != a) ? a : b;
+  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? a + b : ((a > b) | (a != a)) ? a : b;
   else return a > b ? a : b;
 }
 
 template <class T> inline T min(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(min(widen(a), widen(b)));
-  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? -(-a - b) : (a < b) | (a != a) ? a : b;
+  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? -(-a - b) : ((a < b) | (a != a)) ? a : b;
   else return a < b ? a : b;
 }
 
 // A NaN on either side gives NaN.
 template <class T> inline T minimum(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(minimum(widen(a), widen(b)));
-  else return (a < b) | (a != a) ? a : b;
+  else return ((a < b) | (a != a)) ? a : b;
 }
 
 template <class T> inline T maximum(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(maximum(widen(a), widen(b)));
-  else return (a > b) | (a != a) ? a : b;
+  else return ((a > b) | (a != a)) ? a : b;
 }
 
 // A number if either is one. Not C's function, which no compiler vectorises.
 template <class T> inline T fmin(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(fmin(widen(a), widen(b)));
-  else return (a < b) | (b != b) ? a : b;
+  else return ((a < b) | (b != b)) ? a : b;
 }
 
 template <class T> inline T fmax(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(fmax(widen(a), widen(b)));
-  else return (a > b) | (b != b) ? a : b;
+  else return ((a > b) | (b != b)) ? a : b;
 }
 
 // An integer and a literal of another width.
@@ -291,7 +291,7 @@ template <class A, class B> inline auto maximum(A a, B b) -> decltype(a + b) {
 // A divisor on which no machine stops: 1 instead of 0, and instead of -1, whose quotient is the wrapped negative.
 // Ragged tiles are padded with 0, and unused lanes are divided as well.
 template <class T> inline T divisor(T b) {
-  if constexpr (T(-1) < T(0)) return (b == T(0)) | (b == T(-1)) ? T(1) : b;
+  if constexpr (T(-1) < T(0)) return ((b == T(0)) | (b == T(-1))) ? T(1) : b;
   else return b == T(0) ? T(1) : b;
 }
 template <class T> inline T negative(T a) { return T(uint64_t(0) - uint64_t(a)); }

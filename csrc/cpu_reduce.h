@@ -14,12 +14,12 @@ struct Sum {
 };
 struct Max {
   template <class A> static A start() { return lowest<A>(); }
-  template <class A> static A apply(A acc, A x) { return (x > acc) | (x != x) ? x : acc; }
+  template <class A> static A apply(A acc, A x) { return ((x > acc) | (x != x)) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
 struct Min {
   template <class A> static A start() { return highest<A>(); }
-  template <class A> static A apply(A acc, A x) { return (x < acc) | (x != x) ? x : acc; }
+  template <class A> static A apply(A acc, A x) { return ((x < acc) | (x != x)) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
 // The same of numbers only: the accumulator never is NaN, and values that compare false to it are left out.

@@ -237,6 +237,9 @@ def test_a_training_step_under_the_backend_is_eagers(make, roles, restored, seed
     torch.manual_seed(seed)
     model, ids = make().train(), torch.randint(3, 64, (2, 11))
     parameters = list(model.parameters())
+    experts = any(name.endswith("experts") for name, _ in model.named_modules())
+    if experts and not hasattr(torch.ops.transformers, "grouped_mm_fallback_backward"):
+        pytest.skip("the gradient of this transformers' product of groups asks for offsets on the host")
 
     def step():
         return model(ids, labels=ids, use_cache=False).loss

@@ -13,7 +13,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.attention.forward import attention
-from torch_tile.kernels.common import Machine, vector_of
+from torch_tile.kernels.common import Machine, vector_of, view_as
 from torch_tile.kernels.gemm.dequant import dequant_gemm
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.mla.decode import mla_decode
@@ -126,6 +126,26 @@ def test_operands_begin_anywhere(case, dtype, launches):
         before = len(launches)
         function(**{name: elsewhere(x, by if name == moved else 0) for name, x in operands.items()})
         assert len(launches) > before
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (1, 3, 32), (3, 1, 32), (1, 1, 32), (0, 32), (3, 0, 32), (3, 32)])
+def test_view_as_ignores_strides_of_single_elements(shape):
+    steps = [*torch.empty(shape).stride()]
+    for d, size in enumerate(shape[:-1]):
+        x = torch.arange(4096, dtype=torch.uint8).as_strided(
+            shape, [*steps[:d], 17 if size <= 1 else 32, *steps[d + 1 :]]
+        )
+        for dtype in (torch.uint8, torch.int32, torch.float16):
+            torch.testing.assert_close(
+                view_as(x, dtype),
+                torch.empty(shape, dtype=x.dtype).copy_(x).view(dtype),
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+            )
+    x = torch.arange(4096, dtype=torch.uint8).as_strided((3, 32), (33, 1))
+    with pytest.raises(RuntimeError, match="stride"):
+        view_as(x, torch.int32)
 
 
 def test_vector_of():

@@ -218,8 +218,9 @@ CALLS = {
                                                            half(2, 640, 64), half(2, 1, 16, 512))),
     "mla, scheduled": (
         "ttttttt", scheduled_mla_call,
-        lambda: (half(5, 1, 16, 512), half(5, 1, 16, 64), half(5, 640, 512), half(5, 640, 64),
-                 torch.full((5,), 640, dtype=torch.int32), torch.zeros(12, 4, dtype=torch.int32), half(5, 1, 16, 512)),
+        lambda: (half(20, 1, 16, 512), half(20, 1, 16, 64), half(20, 640, 512), half(20, 640, 64),
+                 torch.full((20,), 640, dtype=torch.int32), torch.zeros(27, 4, dtype=torch.int32),
+                 half(20, 1, 16, 512)),
     ),
     "mla_decode_lse": (
         "tttttt", whole_mla_lse_call,
@@ -440,7 +441,6 @@ def heap_of_process():
 
 def asked(fake, call, args):
     """What the driver is asked for, with places instead of addresses; what is in no tensor is in the workspace."""
-    heap = heap_of_process()
 
     def place(slot):
         memories = [a.untyped_storage() for a in args]
@@ -453,6 +453,7 @@ def asked(fake, call, args):
 
     fake.launches()
     call(*args)
+    heap = heap_of_process()  # which the call may have made longer
     count = fake.number("slots").value
     return [
         (r.function, list(r.grid), r.block[0], r.shared, list(map(place, r.slots[:count]))) for r in fake.launches()

@@ -77,6 +77,23 @@ def test_expanded_tensors(op, dtype, samples, seed):
         check(got, outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec)), dtype)
 
 
+@each_op
+@dtypes
+def test_a_dimension_of_one_element_has_any_stride(op, dtype, samples, seed):
+    """Nothing is read by the stride of a dimension of size 1."""
+    ops = [each for each in ops_of(op, seed) if each not in DENSE]
+    forms = [(op, *form) for op in ops for form in drawn(op, dtype, samples, seed, longer_dimensions)]
+    for op, args, (n, d) in forms:
+        leaves, spec = torch.utils._pytree.tree_flatten(args)
+        at = [m for m, x in enumerate(leaves) if isinstance(x, torch.Tensor)][n]
+        leaves[at] = x = leaves[at].narrow(d, 0, 1).clone(memory_format=torch.contiguous_format)
+        wanted = outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec))
+        stride = random.Random(f"{op} {seed} {d}").choice((0, 1, 7, 2 * x.numel() + 1))
+        print(op, "tensor", n, "dimension", d, "stride", stride)
+        leaves[at] = x.as_strided(x.shape, (*x.stride()[:d], stride, *x.stride()[d + 1 :]))
+        check(outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec)), wanted, dtype)
+
+
 def other_sizes(args):
     """Each size above 1 of the tensors, with 0 or 1 in its place."""
     sizes = {size for x in tree_leaves(args) if isinstance(x, torch.Tensor) for size in x.shape}

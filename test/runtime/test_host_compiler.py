@@ -104,6 +104,20 @@ def test_refused_source():
     assert len(message.splitlines()) < 30
 
 
+@pytest.mark.parametrize("said", ["/tmp/x.cpp:9:1: error: no such thing", "/usr/bin/ld: cannot find -lm"])
+def test_warnings_do_not_hide_an_error(said, monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text(
+        f"#!/bin/sh\nfor n in $(seq 50); do echo x.h:1:1: warning: $n >&2; done\necho '{said}' >&2; exit 1\n"
+    )
+    broken.chmod(0o700)
+    changed = replace(find_compiler(), command=(str(broken),))
+    monkeypatch.setattr(host_compiler, "find_compiler", lambda: changed)
+    with pytest.raises(InternalError) as caught:
+        compile_shared(source(4))
+    assert said in str(caught.value) and str(caught.value).count("warning:") < 2
+
+
 def test_no_compiler(monkeypatch, fresh_compiler):
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
@@ -197,6 +211,7 @@ def test_needs_neither_torch_nor_inductor():
         ("echo 'fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "memory"),
         ("echo 'error writing to /tmp/x.s: No space left on device' >&2; exit 1", "Free some space"),
         ("echo 'ld: cannot open output file: Read-only file system' >&2; exit 1", "can be written"),
+        ("echo '/usr/bin/ld: cannot find -lomp: No such file or directory' >&2; exit 1", "libomp-dev"),
         ('rm -f "$OUT"; : > "$OUT"; exit 0', "wrote nothing"),
     ],
 )

@@ -322,7 +322,7 @@ LIBRARY = {
     "grouped_gemm": lambda: of_grouped_gemm(200, 136, 264, Config(64, 64, 64, 128, 2, panel=2, staged=True, blocks=2)),
     "grouped_gemm of few rows": lambda: of_grouped_gemm(40, 64, 648),
     "k_grouped_gemm": lambda: of_k_grouped_gemm(1500, 72, 64),
-    "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
+    "dequant_gemm": lambda: of_dequant_gemm(33, 90, 8192),  # three spans of scales in each share
     "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
     "attention": lambda: of_attention(False, 70, 2),
     "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
@@ -360,7 +360,7 @@ def flatten(results):
 def test_library_kernels_need_each_of_their_waits_and_barriers(name, on_gpu):
     got, want = LIBRARY[name]()
     for x, y in zip(flatten(got), flatten(want), strict=True):
-        tolerance = {torch.float16: 1e-2, torch.bfloat16: 8e-2}.get(x.dtype, 1e-4)
+        tolerance = {torch.float16: 1e-2, torch.bfloat16: 8e-2}.get(x.dtype, 1e-3)
         torch.testing.assert_close(x.double(), y.double(), rtol=tolerance, atol=tolerance)
     assert on_gpu
     most = (*MOST, "barrier") if name in SPARE else MOST

@@ -139,6 +139,18 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
     return width if rows and aligned and all(n % width == 0 for n in sizes) else 1
 
 
+def view_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `x.view(dtype)`, also where `Tensor.view` refuses the stride of a dimension of size 1.
+
+    Each row of `x` must hold whole elements of `dtype`, and so must each other stride.
+    """
+    single = [isinstance(n, int) and n <= 1 for n in x.shape[:-1]]
+    if any(single):
+        steps = [dtype.itemsize if one else s for one, s in zip(single, x.stride()[:-1], strict=True)]
+        x = x.as_strided(x.shape, [*steps, 1])
+    return x.view(dtype)
+
+
 def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
     """Copy `result` into `out` if that is given; return the tensor that holds it."""
     return result if out is None else out.copy_(result)

@@ -59,6 +59,7 @@ _BITS = Source('dequant --only "int4 g128"', _H200, "2026-11-22", "h200_clusters
 _BITS_H100 = Source('dequant --only "int4 g128"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
+_WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11-28.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
@@ -115,8 +116,10 @@ RULES = (
          0.62, _FLOAT8),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 0)),
          0.6, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 160), ("runs", "==", 0)),
-         0.48, _FLOAT8),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 144), ("runs", "==", 0)),
+         0.47, _WIDER),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 192), ("runs", "==", 0)),
+         0.6, _WIDER),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 1)),
          0.47, _FLOAT8),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 0)),

@@ -72,8 +72,9 @@ def join_parts(
 ) -> tuple[Any, Any]:
     """Join the `count` parts `part[slot_of(n), row]` of a row by their weights `exp(part_lse[slot_of(n), row])`.
 
-    Returns a fragment of the row's results, and its log-sum-exp. Without visible keys these are 0 and -inf. `ahead`
-    parts are read together, since memory's latency is the cost. More take registers, so that fewer blocks run at once.
+    From `count` on, slots are outside of `part`, where loads give 0. Returns a fragment of the row's results, and its
+    log-sum-exp. Without visible keys these are 0 and -inf. `ahead` parts are read together, since memory's latency is
+    the cost. More take registers, so that fewer blocks run at once.
     """
     accum, latent = part.dtype, part.shape[2]
     infinity = T.infinity(accum)
@@ -85,10 +86,12 @@ def join_parts(
         logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in range(ahead)]
         values = [T.alloc_fragment((latent,), accum) for _ in range(ahead)]
         for n, log, value in zip(range(ahead), logs, values, strict=True):
-            number = iteration * ahead + n
-            log = T.if_then_else(number < count, part_lse[slot_of(number), row], -infinity)
-            for c in T.Parallel(latent):
-                value[c] = T.if_then_else(number < count, part[slot_of(number), row, c], 0.0)
+            slot = slot_of(iteration * ahead + n)
+            log = part_lse[slot, row]
+            T.copy(part[slot, row, 0:latent], value)
+        # Apart from the loads: a load behind two tests becomes a branch, and branches make the loads wait in line.
+        for n, log in enumerate(logs):
+            log = T.if_then_else(iteration * ahead + n < count, log, -infinity)
         highest = functools.reduce(T.max, logs, row_max)
         level = T.if_then_else(highest == -infinity, 0.0, highest)
         rescale = T.exp(row_max - level)

@@ -16,6 +16,7 @@ from torch_tile.compiler.binding import Binding, Sizes, scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.hardware import GRID_LIMITS, LARGEST_SIZE, Target, runs_on
 from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import rounded_tensor
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
@@ -373,7 +374,7 @@ def slot_of(param: Var, value: Scalar) -> int:
         return int.from_bytes(bytes(ctypes.c_float(value)), "little")
     import torch
 
-    narrow = torch.tensor([value], dtype=torch.float64).to(dtype.as_torch())
+    narrow = rounded_tensor(torch.tensor([value], dtype=torch.float64), dtype)
     return int.from_bytes(bytes(narrow.view(torch.uint8).tolist()), "little")
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -43,6 +44,7 @@ FLAGS = (
     "-fno-rtti",
 )
 _ERROR_LINES = 20
+_SAYS_ERROR = re.compile(r"\berror: |\bld: |: undefined reference")  # of the compiler, and of the linker
 _log = logging.getLogger("torch_tile")
 
 
@@ -209,14 +211,18 @@ def _check_machine(source: Path, output: Path, result: subprocess.CompletedProce
         fix = "Free some memory, or build fewer kernels at once"
     elif "read-only file system" in said or "permission denied" in said:
         fix = f"Check that {output.parent} and {tempfile.gettempdir()} can be written, or set TORCH_TILE_CACHE_DIR"
+    elif "cannot find -lomp" in said or "cannot find -lgomp" in said or "'omp.h' file not found" in said:
+        fix = "Install the compiler's OpenMP run time (libomp-dev for clang on Debian), or set CXX to another compiler"
     else:
         return
     raise CacheError(f"{fix}: {_failure(source, result).replace('refused', 'could not build')}")
 
 
 def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
-    """Build the error of a failed compilation."""
+    """Build the error of a failed compilation, from the compiler's first error on: warnings may stand before it."""
     lines = (result.stderr or result.stdout).strip().splitlines()
+    first = next((n for n, line in enumerate(lines) if _SAYS_ERROR.search(line)), 0)
+    lines = lines[max(first - 1, 0) :] if first else lines  # the line before names the function or the file
     if len(lines) > _ERROR_LINES:
         lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]
     head = f"the host compiler refused {source} (exit status {result.returncode}):"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import DType, converted, int64, limits, to_dtype
+from torch_tile.ir.dtype import DType, converted, int64, limits, rounded_tensor, to_dtype
 from torch_tile.ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
@@ -69,7 +69,7 @@ _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
 def constant(value: bool | int | float, dtype: DType) -> Value:
     """Return the value of a literal."""
     if dtype.is_float:
-        return torch.tensor(value, dtype=torch.float64).to(dtype.as_torch())
+        return rounded_tensor(torch.tensor(value, dtype=torch.float64), dtype)
     return bool(value) if dtype.kind == "bool" else wrap(int(value), dtype)
 
 
@@ -82,7 +82,7 @@ def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
     if dtype.bits >= 32:
         return shared(_FLOAT[op](a, b))
     result = _FLOAT[op](a.float(), b.float())
-    return shared(result) if op in COMPARISONS else result.to(dtype.as_torch())
+    return shared(result) if op in COMPARISONS else rounded_tensor(result, dtype)
 
 
 def _by_numbers(op: str, a: Value, b: Value) -> Value:
@@ -117,7 +117,7 @@ def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Val
         return wrap_result(shared(meaning(*args)), result, name)
     wide = args if operand.bits >= 32 else [a.float() for a in args]
     found = meaning(*wide)
-    return found.to(result.as_torch()) if result.is_float else shared(found)
+    return rounded_tensor(found, result) if result.is_float else shared(found)
 
 
 def reinterpret(value: Value, source: DType, to: DType) -> Value:

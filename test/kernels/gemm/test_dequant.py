@@ -220,6 +220,20 @@ def test_empty_and_tiny(shape, engine, problems):
     torch.testing.assert_close(got, reference(*args, [], "", "", F32))
 
 
+@pytest.mark.parametrize("engine", ["threads", "interpreter"], indirect=True)
+def test_the_stride_of_a_single_row_means_nothing(engine, problems, check):
+    """Words and scales are read as int32 only where rows begin at whole pieces; one row's stride says nothing."""
+    for scheme in (Scheme(U8, 4, a=F32), SCHEMES["mxfp4 in float16"]):
+        a, bs, scales, *rest = arguments(problems, scheme, 5, 1, 512)
+        a, odd = a.contiguous(), problems.pick(1, 7, 513)
+        loose = [
+            torch.empty(b.numel() + 16, dtype=b.dtype).as_strided(b.shape, (odd, 1)).copy_(b) for b in (*bs, *scales)
+        ]
+        want = exact(a, bs, scales, *rest, [], "", "", format=scheme.format)
+        got = dequant_gemm(a, loose[:1], loose[1:], *rest, [], "", "", F32, scheme.format)
+        check(got, want, f"{scheme.format} {odd}")
+
+
 def test_products_whose_scales_differ_in_dtype(engine, problems):
     a = problems.tensor(5, 32, dtype=BF16)
     bs = [torch.randint(-9, 9, (12, 32), generator=problems.generator, dtype=I8) for _ in range(2)]

@@ -13,6 +13,7 @@ from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.scaled import (
     GROUP,
+    PAIRED,
     TIMED,
     Problem,
     Scale,
@@ -218,7 +219,35 @@ def test_tilings_follow_sizes():
     assert chosen(4096) == chosen(4096, staged=True, bits=4) == (0, 4)
 
 
-# Microseconds on an H200 by tile, with scales of runs and without (h200_low_precision_2026-11-27.txt).
+@pytest.mark.parametrize("runs", [False, True])
+def test_pairs_of_tiles_run_at_once(runs):
+    """Two tiles of 64 rows share tiles of b in a cluster, if all pairs of them have room; one row of tiles has none."""
+
+    def chosen(m, n, **facts):
+        return config_for(Problem(E4M3, m, n, 4096, True, runs=runs, **facts), HOPPER)
+
+    for m, n in ((128, 7168), (200, 4096), (256, 4224)):
+        config = chosen(m, n, staged=True)
+        assert (config.block_m, config.block_n, config.splits, config.blocks) == (64, 128, 2, 132), (m, n)
+    for config in (chosen(64, 7168, staged=True), chosen(200, 4096), chosen(320, 4096, staged=True)):
+        assert config.splits == 1, config
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_tiles_that_rules_choose_for_prompts(form, engine, problems, check):
+    """The widest tiles, and pairs of tiles whose last one is past the end, on ragged sizes."""
+    for config in (*(TIMED if form == "rows" else TIMED[:2]), PAIRED):
+        config = replace(config, staged=True, panel=problems.pick(0, 8), blocks=4)
+        m, n, k = config.block_m + problems.size(60), config.block_n + 16 * problems.size(6), 128 * problems.pick(1, 3)
+        args = arguments(problems, FORMS[form], m, n, k)
+        args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
+        got = scaled_gemm(*args, [], "", "", BF16, config=config)
+        check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
+
+
+# Microseconds on an H200 by tile, with scales of runs and without (h200_low_precision_2026-11-27.txt; lines with tiles
+# of 128 x 144 or 128 x 192: h200_shared_tiles_2_2026-11-28.txt).
 MEASURED = {
     (1000, 4608, 7168, True): {"128x128": 85.6, "64x128": 106.4, "64x64": 135.9, "192x128": 70.5, "128x96": 82.8},
     (256, 4608, 7168, True): {"128x128": 34.1, "64x128": 46.7, "64x64": 49.4, "192x128": 36.3, "128x96": 30.9},
@@ -226,11 +255,15 @@ MEASURED = {
     (1536, 4096, 4096, True): {"128x128": 52.7, "64x128": 78.9, "64x64": 112.7, "192x128": 45.9, "128x96": 68.2},
     (2048, 2112, 7168, True): {"128x128": 83.3, "64x128": 104.7, "64x64": 121.3, "192x128": 70.6, "128x96": 83.0},
     (640, 2112, 7168, True): {"128x128": 32.2, "64x128": 45.5, "64x64": 49.0, "192x128": 35.7, "128x96": 30.9},
-    (1000, 4608, 7168, False): {"128x128": 69.7, "64x128": 93.9, "192x128": 64.8, "128x160": 56.7, "128x96": 59.1},
-    (384, 8192, 8192, False): {"128x128": 58.2, "64x128": 68.0, "192x128": 42.4, "128x160": 65.2, "128x96": 49.0},
-    (200, 4096, 4096, False): {"128x128": 19.6, "64x128": 16.9, "192x128": 22.5, "128x160": 20.4, "128x96": 16.6},
-    (2048, 7168, 2048, False): {"128x128": 52.2, "64x128": 92.0, "192x128": 60.2, "128x160": 61.9, "128x96": 70.1},
-    (2048, 2112, 7168, False): {"128x128": 66.4, "64x128": 92.8, "192x128": 64.9, "128x160": 56.9, "128x96": 57.4},
+    (1000, 4608, 7168, False): {"128x128": 69.7, "192x128": 64.8, "128x144": 55.5, "128x192": 63.1, "128x96": 59.1},
+    (384, 8192, 8192, False): {"128x128": 58.2, "192x128": 43.5, "128x144": 64.5, "128x192": 43.3, "128x96": 49.0},
+    (200, 4096, 4096, False): {"128x128": 21.4, "64x128": 17.0, "128x144": 21.2, "128x192": 22.7, "128x96": 19.4},
+    (768, 7168, 2048, False): {"128x128": 27.1, "128x144": 31.2, "128x192": 25.6},
+    (1536, 4096, 4096, False): {"192x128": 44.6, "128x144": 49.6, "128x192": 41.5},
+    (2048, 7168, 2048, False): {"128x128": 52.2, "64x128": 92.0, "192x128": 60.2, "128x96": 70.1},
+    (2048, 2112, 7168, False): {"128x128": 66.4, "192x128": 64.9, "128x144": 55.3, "128x192": 63.3, "128x96": 57.3},
+    (4096, 4096, 4096, False): {"128x128": 105.1, "128x144": 124.6, "128x192": 111.6},
+    (8192, 8192, 8192, False): {"128x128": 804.0, "128x144": 851.1, "128x192": 771.8},
 }
 
 
@@ -248,8 +281,8 @@ def test_timed_tiles_fit(runs, groups):
     product = gemm_spec.Spec(E4M3, torch.bfloat16, False, (True,), (), "ret acc0")
     scales = Scale(1, runs, True, runs), Scale(GROUP if runs else 1, runs, True)
     spec = Spec(product, (E4M3, E4M3), (E4M3, E4M3), scales)
-    for config in TIMED:
-        if runs and config.block_n == 160:  # which is never taken then
+    for config in (*TIMED, PAIRED):
+        if runs and config.block_n in (144, 192):  # which are never taken then
             continue
         tiles = footprint(replace(config, staged=True), spec, True, groups)
         assert tiles.bytes <= Target("cuda", 90).shared_limit, config

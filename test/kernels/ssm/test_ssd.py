@@ -24,7 +24,7 @@ from torch_tile.kernels.ssm.ssd_whole import whole_config_for
 from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
-HELD = replace(TINY, state_tile=32, heads=2, staged=True)  # holds the keys and scores of two heads
+HELD = replace(TINY, state_tile=32, heads=2, head_stages=1, staged=True)  # holds the keys and scores of two heads
 WHOLE = Config(chunk=16, rows=16, step=16, head_tile=16, state_tile=32, threads=32, stages=1, whole=True)
 
 
@@ -136,6 +136,29 @@ def test_random_problems(dtype, rounds, engine, problems, check):
             check(got, want, f"{name} {what}", dtype, own=True, rounding=rounding[n])
 
 
+@pytest.mark.parametrize("decay", [-1.0, -1e2, -1e4])
+def test_powers_between_times_that_no_path_joins_stay_out(decay, engine, problems, check):
+    """Backwards in time a decay is a power without bound, which no result may see, whatever the scores there hold."""
+    dtype = torch.float32
+    shape = 1, 40, 2, 8
+    x, dt = problems.tensor(*shape, dtype=dtype), torch.rand(1, 40, 2) + 0.5
+    B, C = (problems.tensor(1, 40, 1, 12, dtype=dtype) for _ in range(2))
+    given = x, dt, torch.tensor([decay, decay / 7]), B, C
+    wide = [t.double() for t in given]
+    config = None if engine == "cpu" else HELD
+    rounding = Rounding(reference, *wide)
+    for n, (got, want) in enumerate(zip(ssd_chunk_scan(*given, config=config), recurrence(*wide), strict=True)):
+        check(got, want, f"decay {decay}", dtype, own=True, rounding=rounding[n])
+    if engine == "text":
+        return
+    grad = problems.tensor(*shape, dtype=dtype)
+    found = ssd_chunk_scan_backward(grad, None, *given, config=config)[:5]
+    wants = gradient_reference(grad.double(), None, *wide)[:5]
+    rounding = Rounding(gradient_reference, grad.double(), None, *wide)
+    for n, (name, got, want) in enumerate(zip(GRADIENTS, found, wants, strict=False)):
+        check(got, want, f"{name} decay {decay}", dtype, own=True, rounding=rounding[n])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_token(dtype, rounds, engine, problems, check):
     for _ in rounds(4):
@@ -193,6 +216,9 @@ def test_chunks_on_gpus():
     spec = Spec(torch.bfloat16, vector=8)
     held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
     assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]
+    assert [(c.head_stages, c.stages, c.blocks) for c in held.values()][1] == (1, 4, 2)
+    dots = config_of_scan(config, replace(spec, dots=True), 64, 128, machine)
+    assert (dots.heads, dots.stages, dots.blocks) == (4, 2, 4)  # no tiles of values
     assert config_of_scan(config, spec, 64, 300, machine).heads == 1  # more states than a tile has
     assert config_of_scan(HELD, Spec(torch.float32), 8, 33, machine).heads == 1
     assert config_of_scan(config, Spec(torch.bfloat16), 64, 128, machine).heads == 1  # no bulk copies

@@ -196,7 +196,7 @@ def test_products_in_a_row_are_under_way_together() -> None:
 
 @pytest.mark.parametrize("touches", [None, "result", "operand"])
 def test_products_are_under_way_beside_what_does_not_touch_them(touches) -> None:
-    """Operands in registers are made for the next product, unless that needs the result or changes the operand."""
+    """Operands in registers are made for the next product; what needs a result or changes an operand waits for it."""
 
     @T.prim_func
     def kernel(A: T.Tensor((64, 512), T.float16), B: T.Tensor((512, 512), T.float16)):
@@ -220,11 +220,59 @@ def test_products_are_under_way_beside_what_does_not_touch_them(touches) -> None
 
     build = Build(Target.of("cuda:sm_90a"))
     program = async_wgmma(specialize_warps(kernel.program, build), build)
-    assert waits(program) == ([-1, -1] if touches is None else [0, 0])
+    assert waits(program) == ([-1, -1] if touches is None else [-1, 0])
+    (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    kinds = [type(s).__name__ for s in loop.body.stmts if isinstance(s, Gemm | WgmmaResults)]
     if touches is None:
-        (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
-        kinds = [type(s).__name__ for s in loop.body.stmts if isinstance(s, Gemm | WgmmaResults)]
         assert kinds == ["Gemm", "Gemm", "WgmmaResults"]
+    else:
+        assert kinds == ["Gemm", "WgmmaResults", "Gemm"]
+        behind = loop.body.stmts[[isinstance(s, WgmmaResults) for s in loop.body.stmts].index(True) + 1]
+        assert isinstance(behind, For if touches == "result" else Fill)  # which touches them
+
+
+def test_a_statement_waits_for_the_products_that_it_touches_alone() -> None:
+    """Younger products stay in flight, and each tile is released behind the wait that covers its product."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), T.float16), B: T.Tensor((64, 512), T.float16), C: T.Tensor((64, 512))):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((64, 64), T.float16), T.alloc_shared((64, 64), T.float16)
+            left = T.alloc_fragment((64, 64), T.float16)
+            one, two = (T.alloc_fragment((64, 64), T.float32) for _ in range(2))
+            numbers = T.alloc_fragment((64, 64), T.float32)
+            T.clear(numbers)
+            T.clear(left)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(left, a, one, clear_accum=True)
+                T.gemm(left, b, two, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    numbers[i, j] += one[i, j]
+                for i, j in T.Parallel(64, 64):
+                    numbers[i, j] *= two[i, j]
+            T.copy(numbers, C[0, 0])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
+    (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    found: list[str] = []
+    for s in loop.body.stmts:
+        if isinstance(s, Gemm):
+            found.append(f"{s.B.buffer.name} {s.wg_wait}")
+        elif isinstance(s, Do) and s.call.name == "wgmma_wait":
+            found.append(f"wait {s.call.options[0]}")
+        elif isinstance(s, WgmmaResults):
+            found.append(f"results of {s.C.buffer.name}")
+        elif isinstance(s, For):
+            found.append("arithmetic")
+        elif isinstance(s, If):
+            found += sorted({n.buffer.name for n in walk(s) if isinstance(n, Address)})
+    assert found == [
+        "a -1", "b -1", "wait 1", "a_empty", "results of one", "arithmetic",
+        "wait 0", "b_empty", "results of two", "arithmetic",
+    ]  # fmt: skip
 
 
 def test_a_branch_with_nothing_under_way_is_not_worth_another_loop() -> None:

@@ -25,6 +25,7 @@ from torch_tile.kernels.common import (
     power_of_two,
     typical,
     vector_of,
+    view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, spec as gemm_spec
@@ -428,7 +429,7 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
     elif aligned and words == torch.int8:
         words = torch.uint8
     if words != bs[0].dtype:
-        operands = [b.view(words) for b in operands]
+        operands = [view_as(b, words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
     spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
     problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
@@ -450,7 +451,7 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
     ):
         return spec, tensors
     scale = Factor(torch.int32, False, True, WORD)
-    words = [x.view(torch.int32) for x in scales]
+    words = [view_as(x, torch.int32) for x in scales]
     return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
 
 

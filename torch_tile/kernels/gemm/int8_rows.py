@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, dynamic, strided
+from torch_tile.kernels.common import Machine, dynamic, strided, view_as
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.packed import read
@@ -254,7 +254,7 @@ def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Confi
     slots, (m, k) = column_order(spec), a.shape
     ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
     machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
-    machine.kernel(int8_rows_matmul)(config, spec)(ordered, b.view(torch.int32), *operands, out)
+    machine.kernel(int8_rows_matmul)(config, spec)(ordered, view_as(b, torch.int32), *operands, out)
 
 
 # Tilings. They change the speed, never the result.

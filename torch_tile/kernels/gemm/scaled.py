@@ -512,15 +512,18 @@ class Problem:
     runs: bool = True
 
 
-# Tiles of which each was timed, with and without scales of runs. Those of 128 x 128 are taken by persistent blocks.
+# Tiles of which each was timed, with and without scales of runs.
 TIMED = (
     Config(128, 128, GROUP, 256, 4),
     Config(192, 128, GROUP, 384, 4),
-    Config(128, 160, GROUP, 256, 4),
+    Config(128, 144, GROUP, 256, 4),
+    Config(128, 192, GROUP, 256, 4),
     Config(128, 96, GROUP, 256, 6),
     Config(64, 128, GROUP, 128, 6),
     Config(64, 64, GROUP, 128, 8),
 )
+PAIRED = Config(64, 128, GROUP, 128, 8, splits=2)  # two tiles below each other, which share tiles of b
+LEAST_STAYING = 128 * 128  # elements of a tile that persistent blocks take; those of 192 rows only for one panel
 EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
 
 
@@ -535,7 +538,10 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     best = min(_candidates(problem, machine), key=lambda config: _relative_time(config, problem, machine))
     alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
     whole = hopper and problem.bits == 8 and problem.aligned
-    stays = whole and problem.staged and not alone and tile == (128, 128)
+    stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
+    stays = stays and (best.block_m == 128 or problem.m <= 8 * best.block_m)
+    if _is_timed(problem, machine) and tile == (PAIRED.block_m, PAIRED.block_n) and _fit_as_pairs(problem, machine):
+        return replace(PAIRED, staged=True, blocks=machine.num_sms // 2 * 2)
     if whole and alone and tile == (64, 64):  # no second block needs the room
         best = replace(best, stages=8)
     panel, blocks = 8 if stays or problem.m > 8 * best.block_m else 0, machine.num_sms if stays else 0
@@ -566,14 +572,20 @@ def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
 def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
     """Estimate the time of all waves, for comparison: by measured steps in microseconds, else by products and reads.
 
-    Persistent blocks start copies of the next tile while they store one.
+    Persistent blocks start copies of the next tile while they store one, but for tiles of 192 rows.
     """
     bm, bn = config.block_m, config.block_n
     waves, steps = -(-_tiles(config, problem) // machine.num_sms), -(-problem.k // GROUP)
     if not _is_timed(problem, machine):
         return waves * (bm * bn + 32 * (bm + bn))
     step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
-    return float(waves * steps * step + EDGE * (1 if (bm, bn) == (128, 128) else waves))
+    return float(waves * steps * step + EDGE * (1 if bm == 128 and bn >= 128 else waves))
+
+
+def _fit_as_pairs(problem: Problem, machine: Machine) -> bool:
+    """Return whether all pairs of tiles run at once. A last pair may have one tile."""
+    pairs = -(-problem.m // (2 * PAIRED.block_m)) * -(-problem.n // PAIRED.block_n)
+    return problem.m > PAIRED.block_m and pairs <= machine.num_sms // 2
 
 
 def _tiles(config: Config, problem: Problem) -> int:

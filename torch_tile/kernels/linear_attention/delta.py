@@ -304,20 +304,21 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 if spec.delta:
                     T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
                     T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
+                T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(columns, rows):
+                    state[i, j] *= keep
+                if spec.delta:
                     for i, j in T.Parallel(columns, size):
                         rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
                     T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
-                T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, size):
                     acc[i, j] *= own[j] * scale
-                for i, j in T.Parallel(columns, rows):
-                    state[i, j] *= keep
                 for i, j in T.Parallel(columns, size):
                     error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
                     errors[i, j] = T.cast(error, spec.dtype)
                     weighed[i, j] = T.cast(error * factor[j], spec.dtype)
-                T.gemm(weighed, k_tile, state)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
+                T.gemm(weighed, k_tile, state)
                 for i, j in T.Parallel(columns, size):
                     out_tile[j, i] = T.cast(acc[i, j], spec.dtype)
                 store_rows(s, out_tile, out, (bz, first, count, head, at))

@@ -14,7 +14,7 @@ import torch
 
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import softmax_with_lse
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
+from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of, view_as
 from torch_tile.kernels.mla import decode
 from torch_tile.kernels.mla.args import MlaDecodeArgs, MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.kernels.mla.tiles import GROUP
@@ -35,7 +35,7 @@ def unpack(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor
     """
     end = latent + 4 * (latent // GROUP)
     values, scales, rotary = cache[..., :latent], cache[..., latent:end], cache[..., end:]
-    return values.view(E4M3), rotary.view(torch.bfloat16), scales.view(torch.float32)
+    return values.view(E4M3), view_as(rotary, torch.bfloat16), view_as(scales, torch.float32)
 
 
 def pack(kv: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -216,6 +217,15 @@ class WorkItems:
         """
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
+    def slot_in_order(self, first: Any, is_behind: Any, count: Any, n: Any) -> Any:
+        """Return the slot of piece `n` of the `count` pieces of a sequence, which begins in unit `first`.
+
+        Behind the last piece it is -1. Slots are bounded above, so that one test finds those outside: loads behind one
+        test run side by side on a GPU.
+        """
+        slot = T.min(self.slot(first + n, T.if_then_else(n == 0, is_behind == 0, True)), self.part.shape[0] - 1)
+        return T.if_then_else(n < count, slot, -1)
+
     @T.macro
     def store_part(
         self, unit: Any, piece: Any, acc: Any, weight: Any, log_sum: Any, first: Any, column: int = 0
@@ -254,10 +264,11 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> 
             behind = T.if_then_else(schedule[work_items.count + bz, IS_BEHIND] == 0, 0, 1)
             T.pdl_sync()
             if first < last:
+                count = last - first + 1
                 for own in T.serial(T.min(height, rows - bx * height)):
                     row = bx * height + own
-                    slot_of = lambda n: 2 * (first + n) + T.if_then_else(n == 0, behind, 0)  # noqa: E731
-                    acc, log_sum = join_parts(part, part_lse, slot_of, last - first + 1, row, ahead)
+                    slot_of = partial(work_items.slot_in_order, first, behind, count)
+                    acc, log_sum = join_parts(part, part_lse, slot_of, count, row, ahead)
                     T.copy(acc, out[bz, row // inner, row % inner, 0])
                     lse[bz, row] = log_sum
 

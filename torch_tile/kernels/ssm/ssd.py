@@ -33,10 +33,11 @@ from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_s
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
 from torch_tile.kernels.ssm.ssd_whole import whole_config_for, whole_scan
 from torch_tile.kernels.ssm.sums import add_up
-from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
+from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, step_size
 
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 HELD_HEADS = 4  # whose keys and scores a block of `chunk_scan` holds
+VALUE_STAGES = 4  # of such a block
 STATE_HEADS = 2  # of which a block of `chunk_states` sums up states
 MOST_HELD = 256  # states, so that a tile has all
 
@@ -100,8 +101,11 @@ def config_of_scan(config: Config, spec: Spec, members: int, states: int, machin
     config = replace(config, staged=True, blocks=2)
     if typical(Members(members)).members > 1 and states <= MOST_HELD:
         width = max(64, power_of_two(states))
-        few = 4 if spec.dots else 2  # dots alone need neither scores nor values
-        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else few)
+        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else 2)
+        if spec.dots:  # which need neither scores nor values
+            return replace(config, blocks=1 if width > 128 else 4)
+        # A state's tile is free again at once, behind the first product, but values are waited for.
+        return replace(config, head_stages=1, stages=VALUE_STAGES)
     return config
 
 
@@ -216,7 +220,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
     return ssd_chunk_scores
 
 
-@library_jit
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def chunk_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before.
 
@@ -356,7 +360,25 @@ def dot_rows(acc: Any, other: Any, dot: Any) -> None:
     T.reduce_sum(product, dot, dim=1)
 
 
-@library_jit
+@T.macro
+def decay_pairs(spec: Any, weights: Any, scores: Any, at: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
+    """Weigh scores of times from `row` with those from `column` on, some of which are later, by decays between both.
+
+    scores: their columns begin at `at`.
+    """
+    own, decays, steps, own_marks, marks = times
+    for i, j in T.Parallel(*weights.shape):
+        other = column + j
+        between = decays[other] - own[i] if spec.reverse else own[i] - decays[other]
+        path = row + i <= other if spec.reverse else row + i >= other
+        if spec.packed:
+            path = T.logical_and(path, own_marks[i] == marks[other])
+        value = T.cast(scores[i, at + j], spec.compute) * T.exp2(between)  # above all bounds where no path is
+        value = value if spec.reverse else value * steps[other]
+        weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), spec.dtype)
+
+
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def chunk_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for outputs, from the state before the chunk and all earlier times of the chunk.
 
@@ -426,7 +448,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(config.heads, tile_p):
                     head = T.min(group * members + run * config.heads + i, s.h - 1)
                     of_D[i, j] = T.cast(others[base + second][head, T.min(p + j, s.p - 1)], compute)
-            for member in T.Pipelined(T.min(config.heads, members - run * config.heads), num_stages=config.stages):
+            for member in T.Pipelined(T.min(config.heads, members - run * config.heads), num_stages=config.head_stages):
                 head = T.min(group * members + run * config.heads + member, s.h - 1)
                 decay_tile = T.alloc_shared((size,), compute)
                 step_tile = T.alloc_shared((size,), compute)
@@ -450,11 +472,15 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     factor[i] = T.exp2(at_border - own[i] if spec.reverse else own[i] - at_border)
                     if spec.packed:
                         factor[i] = T.if_then_else(own_marks[i] == mark_tile[border], factor[i], 0.0)
+                times = own, decay_tile, step_tile, own_marks, mark_tile
                 behind = chunk + 1 if spec.reverse else chunk
                 state_tile = T.alloc_shared((tile_p, tile_n), spec.dtype)
                 if resident:
                     T.copy(states[bz, behind, head, p : p + tile_p, 0:tile_n], state_tile)
                     T.gemm(key_tile, state_tile, acc, transpose_B=True, clear_accum=True)
+                    if not spec.dots:  # beside the product
+                        last = T.alloc_fragment((rows, step), spec.dtype)
+                        decay_pairs(spec, last, all_scores, row, row, row, times)
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
@@ -498,16 +524,10 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                                 for i, j in T.Parallel(rows, tile_p):
                                     if i // step == (column - row) // step:
                                         grads[i, j] = value_tile[i % step, j]
-                            for i, j in T.Parallel(rows, step):
-                                later = column + j
-                                between = decay_tile[later] - own[i] if spec.reverse else own[i] - decay_tile[later]
-                                path = row + i <= later if spec.reverse else row + i >= later
-                                if spec.packed:
-                                    path = T.logical_and(path, own_marks[i] == mark_tile[later])
-                                value = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)
-                                value = value * T.exp2(T.if_then_else(path, between, 0.0))
-                                value = value if spec.reverse else value * step_tile[later]
-                                weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), spec.dtype)
+                            if resident:
+                                T.copy(last, weights)
+                            else:
+                                decay_pairs(spec, weights, score_tile, 0, column, row, times)
                         else:
                             for i, j in T.Parallel(rows, step):
                                 score = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)

@@ -8,12 +8,12 @@ from typing import Any
 import torch_tile.language as T
 from torch_tile.kernels.common import dynamic, strided
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.ssm.tiles import DECAY_HEADS, Config, Sizes, Spec, step_size
+from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, step_size
 
 GROUP_HEADS = 8  # of which a block adds up the gradients of B and C
 
 
-@library_jit
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def group_scan(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradient of C, summed over the heads of a group; in reverse, that of B.
 
@@ -113,9 +113,7 @@ def group_scan(config: Config, spec: Spec) -> Any:
                             path = i <= j if spec.reverse else i >= j
                             if spec.packed:
                                 path = T.logical_and(path, own_marks[i] == mark_tile[j])
-                            value = scores[i, j] * T.exp2(
-                                T.if_then_else(path, -between if spec.reverse else between, 0.0)
-                            )
+                            value = scores[i, j] * T.exp2(-between if spec.reverse else between)
                             value = value * step_tile[i if spec.reverse else j]
                             total[i, j] += T.if_then_else(path, value, 0.0)
                     else:  # the decay in two factors, as in `chunk_scan`
@@ -142,7 +140,7 @@ def group_scan(config: Config, spec: Spec) -> Any:
     return ssd_group_scan
 
 
-@library_jit
+@library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def pair_sums(config: Config, spec: Spec) -> Any:
     """Build the kernel that sums the pairs of times of a chunk, for the gradient of decays.
 
@@ -196,7 +194,7 @@ def pair_sums(config: Config, spec: Spec) -> Any:
                     if row < column + step:
                         for i, j in T.Parallel(rows, step):
                             path = row + i > column + j
-                            decay = T.exp2(T.if_then_else(path, row_decays[i] - column_decays[j], 0.0))
+                            decay = T.exp2(row_decays[i] - column_decays[j])  # above all bounds where no path is
                             value = products[i, j] * decay * step_tile[j] * T.cast(score_tile[i, j], compute)
                             products[i, j] = T.if_then_else(path, value, 0.0)
                     else:  # the decay in two factors, as in `chunk_scan`

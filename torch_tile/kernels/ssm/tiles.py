@@ -11,6 +11,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import compute_dtype, dynamic, strided
 
+FAST = {"tl.enable_fast_math": True}  # for kernels of many decays: those too small for normal numbers may be 0
 DECAY_HEADS = 8  # heads of a block that sums up decays
 
 
@@ -19,7 +20,8 @@ class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
     A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
-    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk.
+    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk. A block with
+    several `heads`, one after the other, loads states of `head_stages` of them ahead.
     """
 
     chunk: int = 64
@@ -30,6 +32,7 @@ class Config:
     threads: int = 128
     stages: int = 2
     pass_stages: int = 4
+    head_stages: int = 2
     shared_weights: bool = False
     heads: int = 1
     blocks: int = 1

@@ -15,6 +15,8 @@ a loop that decodes weights. The products of one iteration then run beside the a
 
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
+
+In any other loop a statement waits only for those products of its iteration whose tiles it touches.
 """
 
 from __future__ import annotations
@@ -259,53 +261,25 @@ class _Async(Rewriter):
             return None
         return _OneProduct((*names, *waits, product), tuple(before), product, tuple(after))
 
-    # Loops of consecutive products.
+    # Loops of products in any order.
 
     def _queued(self, loop: st.For) -> Stmt | None:
-        """Keep consecutive products in flight together, and beside statements that touch none of their tiles.
+        """Keep products in flight beside statements that touch none of their tiles, and beside later products.
 
-        Return None if the loop has no such products.
+        A statement that touches them waits for these products alone. Return None if no product stays in flight.
         """
-        body: list[Stmt] = []
-        row: list[Stmt] = []
+        queue = _Queue()
         for one in loop.body.stmts:
-            goes_on = calls(one, "mbarrier_wait") or _is_release(one) or self._is_independent(one, row)
-            if one in self.products or (row and goes_on):
-                row.append(one)
+            if isinstance(one, Gemm) and one in self.products:
+                queue.start(one)
+            elif _is_release(one):
+                queue.release(one)
             else:
-                body += [*self._row(row), one]
-                row = []
-        body += self._row(row)
-        return replace(loop, body=Block(tuple(body))) if len(body) != len(loop.body.stmts) else None
-
-    def _is_independent(self, one: Stmt, row: Sequence[Stmt]) -> bool:
-        """Return whether a statement neither touches results of the products in `row` nor changes their operands."""
-        if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or contains(one, st.Do):
-            return False
-        reads, writes = uses(one)
-        products = [s for s in row if isinstance(s, Gemm) and s in self.products]
-        left = IdSet(op.C.buffer for op in products)
-        read = IdSet(r.buffer for op in products for r in (op.A, op.B))
-        return not left & IdSet(r.buffer for r in reads) and not (left | read) & IdSet(writes)
-
-    def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
-        """Start consecutive products together, and release each tile once the products that read it are done."""
-        left = sum(one in self.products for one in row)
-        started, arrivals = _split_releases(row)
-        after = [sum(s in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
-        if left < 2 or max(after, default=0) > MOST_PENDING:
-            return row
-        ends: list[Stmt] = []
-        pending = left
-        for one in row:
-            left -= one in self.products
-            if one in arrivals:
-                ends += [wgmma_wait(left), one]
-                pending = left
-        if pending:
-            ends.append(wgmma_wait(0))
-        self._remark(next(s for s in row if s in self.products), "beside what follows")
-        return [*_started(started), *ends, *_results(row)]
+                queue.run(one)
+        queue.wait(0)
+        for product in queue.overlapped:
+            self._remark(product, "beside what follows")
+        return replace(loop, body=Block(tuple(queue.stmts))) if queue.overlapped else None
 
     # Loops of products, arithmetic and products.
 
@@ -431,6 +405,84 @@ def _syncs_by_tiles(one: Stmt) -> bool:
     """Return whether a statement synchronizes by nothing but mbarrier waits for tiles and their releases."""
     found = [intrinsic_of(call) for call in find(one, Call)]
     return calls(one, "mbarrier_wait") or _is_release(one) or not any(f is not None and f.by_hand for f in found)
+
+
+class _Queue:
+    """Statements of a loop's body: products are in flight until a statement touches their tiles."""
+
+    def __init__(self) -> None:
+        self.stmts: list[Stmt] = []
+        self.pending: list[Gemm] = []  # oldest first
+        self.held: list[tuple[Stmt, int]] = []  # releases, and how many products started before them
+        self.started = 0
+        self.first = 0  # the place of the oldest product in `stmts`
+        self.busy = False  # whether anything runs beside it
+        self.overlapped: list[Gemm] = []
+
+    def start(self, product: Gemm) -> None:
+        """Start a product behind those whose results it multiplies, or whose operands it adds to."""
+        self._wait_for(IdSet([product.A.buffer, product.B.buffer]), IdSet([product.C.buffer]))
+        if self.pending:
+            self.busy = True
+        else:
+            self.first, self.busy = len(self.stmts), False
+        self.pending.append(product)
+        self.started += 1
+        self.stmts.append(replace(product, wg_wait=-1))
+
+    def release(self, arrival: Stmt) -> None:
+        """Release a tile once the products before are done."""
+        if self.pending:
+            self.held.append((arrival, self.started))
+        else:
+            self.stmts.append(arrival)
+
+    def run(self, one: Stmt) -> None:
+        """Run a statement behind the products whose tiles it touches."""
+        if calls(one, "mbarrier_wait") or isinstance(one, Alloc):
+            self.stmts.append(one)
+            return
+        if not isinstance(one, Let | st.For | If | RegisteredOp) or contains(one, st.Do):
+            self.wait(0)
+        else:
+            reads, writes = uses(one)
+            written = IdSet(writes)
+            self._wait_for(IdSet([*writes, *(r.buffer for r in reads)]), written)
+        self.busy |= bool(self.pending) and not isinstance(one, Let)
+        self.stmts.append(one)
+
+    def _wait_for(self, touched: IdSet[Buffer], written: IdSet[Buffer]) -> None:
+        """Wait for products whose results are touched, or whose operands are written."""
+        for n in reversed(range(len(self.pending))):
+            one = self.pending[n]
+            if one.C.buffer in touched or one.A.buffer in written or one.B.buffer in written:
+                self.wait(len(self.pending) - 1 - n)
+                return
+
+    def wait(self, left: int) -> None:
+        """Wait until at most the `left` youngest products are in flight, and release the tiles of the others."""
+        left = min(left, MOST_PENDING)
+        place = len(self.pending) - left
+        done, self.pending = self.pending[:place], self.pending[place:]
+        if not done:
+            return
+        finished, fewest = self.started - left, MOST_PENDING + 1
+        ready = [(arrival, started) for arrival, started in self.held if started <= finished]
+        self.held = [(arrival, started) for arrival, started in self.held if started > finished]
+        if not self.busy:  # the product waits for itself
+            self.stmts[self.first] = done[0]
+            self.stmts += [arrival for arrival, _ in ready]
+            return
+        self.overlapped += done
+        for arrival, started in ready:
+            if self.started - started < fewest:
+                fewest = min(self.started - started, MOST_PENDING)
+                self.stmts.append(wgmma_wait(fewest))
+            self.stmts.append(arrival)
+        if left < fewest:
+            self.stmts.append(wgmma_wait(left))
+        unfinished = IdSet(one.C.buffer for one in self.pending)
+        self.stmts += _results([one for one in done if one.C.buffer not in unfinished])
 
 
 @dataclass(frozen=True)

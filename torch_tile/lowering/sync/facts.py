@@ -130,6 +130,7 @@ class Facts(Divergence):
                 names[let.var] = value
         self.collector: Collector = Collector(names, relevant)
         self.memory: dict[Stmt, bool] = {}
+        self.engaging: dict[Stmt, bool] = {}
         self.ordered: Callable[[Intrinsic], bool] = is_ordered
         self.unknown: dict[Var, Var] = {}
         self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
@@ -158,6 +159,12 @@ class Facts(Divergence):
             below = (child for child in children(one) if isinstance(child, Stmt))
             self.memory[one] = ordered or any(map(self.orders, below))
         return self.memory[one]
+
+    def engages(self, one: Stmt) -> bool:
+        """Return whether engines work in a statement, so that a fence before it may be needed."""
+        if one not in self.engaging:
+            self.engaging[one] = any(map(by_engine, find(one, Call)))
+        return self.engaging[one]
 
     def is_behind(self, access: Access) -> bool:
         """Return whether threads write, outside the engines' proxy, memory that engines read."""

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import or_
 from typing import Protocol
 
 from torch_tile.compiler.context import Build
@@ -54,6 +55,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     walker = Walk(kernel, threads)
     if again := refilled(kernel):
         walker.by_hand(again)
+    walker.engages = False
     places = walker.block(kernel.body, State(most_pending(kernel.body)))
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
 
@@ -122,6 +124,7 @@ class Walk:
         self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
         self.gathered: list[Group] = []  # groups that got a barrier here
         self.showing = False  # whether a fence of all threads stands before a branch around
+        self.engages = True  # whether engines may work after this place
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
         self.exits: list[list[State]] = []  # states of the loops around, at their breaks
         self.iterations: list[list[State]] = []  # states of the loops around, where they continue
@@ -147,12 +150,16 @@ class Walk:
         """
         places: dict[Place, float] = {}
         self.arriving = False
+        behind = self.engages
+        later = [*itertools.accumulate(map(self.facts.engages, reversed(block.stmts)), or_, initial=behind)][::-1]
         for n, one in enumerate(block.stmts):
             place = block, n
+            self.engages = later[n]
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
             self.arriving = st.calls(one, "cluster_arrive")
+        self.engages = behind
         if (end := _end_of(block)) in self.forced:
             self._barrier(end, state, places)
         return places
@@ -168,7 +175,7 @@ class Walk:
 
     def _clear(self, place: Place, state: State) -> None:
         """Clear the accesses at a barrier; if engines have yet to see what threads did, place a fence there."""
-        if state.is_hidden:
+        if state.is_hidden and self.engages:
             self.fences.add(place)
         state.since.clear()
         state.used = state.wrote = False
@@ -389,7 +396,8 @@ class Walk:
         fronts = [False]
         if not outer and any(True for _ in self._clashes(self._accesses(loop), state)):
             fronts.append(True)
-            self.fences |= {place} if state.is_hidden else set()  # for a barrier there, if one is chosen
+            if state.is_hidden and self.engages:
+                self.fences.add(place)  # for a barrier there, if one is chosen
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
@@ -414,11 +422,14 @@ class Walk:
 
     def _body(self, loop: For | While, state: State) -> tuple[dict[Place, float], State, State]:
         """Return the places in a loop's body, and the states at the end of an iteration and at early exits."""
+        engages = self.engages
+        self.engages = engages or self.facts.engages(loop)
         self.exits.append([])
         self.iterations.append([])
         self.heads.append(self._head(loop) if isinstance(loop, While) else [])
         places = self.block(loop.body, state)
         self._meet(self.heads.pop(), loop, _end_of(loop.body), state, places)
+        self.engages = engages
         ends = reduce(State.join, self.iterations.pop(), state)
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 

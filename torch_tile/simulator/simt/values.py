@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.dtype import DType, saturated
+from torch_tile.ir.dtype import DType, rounded_tensor, saturated
 from torch_tile.ir.expr import COMPARISONS, Scalar
 from torch_tile.simulator.values import floor_divide, remainder, truncated
 
@@ -75,7 +75,7 @@ def encode(value: Value, dtype: DType) -> Any:
         return _bfloat16(np.asarray(x, np.float32))
     if dtype.name in _FP8:
         wide = np.ascontiguousarray(x, np.float32)
-        found = torch.from_numpy(wide).to(_FP8[dtype.name]).view(torch.uint8).numpy()
+        found = rounded_tensor(torch.from_numpy(wide), dtype).view(torch.uint8).numpy()
         if dtype.name == "float8_e5m2":
             bits = wide.view(np.uint32)
             kept = np.isnan(wide) & (bits & np.uint32(0x1FFFFF) == _NAN_MARK)

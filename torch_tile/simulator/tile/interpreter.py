@@ -22,7 +22,7 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.dtype import DType, int64
+from torch_tile.ir.dtype import DType, int64, rounded_tensor
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
@@ -162,8 +162,7 @@ class Tiles(Expressions):
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
         """Return a constant tile."""
         one = torch.tensor(value if dtype.is_float else wrap(int(value), int64), dtype=self.wide(dtype))
-        one = one.to(dtype.as_torch())
-        return one.expand(tuple(shape)).clone()
+        return rounded_tensor(one, dtype).expand(tuple(shape)).clone()
 
     def wide(self, dtype: DType) -> torch.dtype:
         """Return float64 for floats, int64 for integers."""

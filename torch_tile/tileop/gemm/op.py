@@ -179,7 +179,7 @@ class Gemm(RegisteredOp):
         a = a.to(wide).T if self.transpose_A else a.to(wide)
         b = b.to(wide).T if self.transpose_B else b.to(wide)
         total = a @ b + c[0].to(wide) if c else a @ b
-        env.write(self.C, total.to(self.C.buffer.dtype.as_torch()).reshape(env.extents(self.C)))
+        env.write(self.C, dt.rounded_tensor(total, self.C.buffer.dtype).reshape(env.extents(self.C)))
 
 
 def _matrix(region: Region) -> tuple[Expr, Expr] | None:

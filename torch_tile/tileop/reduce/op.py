@@ -169,14 +169,14 @@ class Reduce(RegisteredOp):
         tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
         unsigned = self.src.buffer.dtype == dt.uint64
         if self.of_magnitudes:
-            tile = tile.abs().to(self.dst.buffer.dtype.as_torch()).to(wide)
+            tile = dt.rounded_tensor(tile.abs(), self.dst.buffer.dtype).to(wide)
         folded = fold_tensor(self.merging if self.of_magnitudes else self.fold, tile, self.dim, unsigned)
         if not self.clear:
             import torch
 
             both = torch.stack([env.read(self.dst).to(wide).reshape(folded.shape), folded])
             folded = fold_tensor(self.merging, both, 0, self.dst.buffer.dtype == dt.uint64)
-        env.write(self.dst, folded.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
+        env.write(self.dst, dt.rounded_tensor(folded, self.dst.buffer.dtype).reshape(env.extents(self.dst)))
 
 
 def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:

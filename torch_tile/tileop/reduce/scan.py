@@ -130,7 +130,7 @@ class Scan(RegisteredOp):
             tile = torch.cummax(ordered(tile) if unsigned else tile, self.dim).values
             tile = ordered(tile) if unsigned else tile
         tile = tile.flip(self.dim) if self.reverse else tile
-        env.write(self.dst, tile.to(to.as_torch()).reshape(env.extents(self.dst)))
+        env.write(self.dst, dt.rounded_tensor(tile, to).reshape(env.extents(self.dst)))
 
 
 @tile_op("cumsum")
