@@ -162,7 +162,8 @@ class Tiles(Expressions):
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
         """Return a constant tile."""
         one = torch.tensor(value if dtype.is_float else wrap(int(value), int64), dtype=self.wide(dtype))
-        return rounded_tensor(one, dtype).expand(tuple(shape)).clone()
+        tile: torch.Tensor = rounded_tensor(one, dtype).expand(tuple(shape)).clone()
+        return tile
 
     def wide(self, dtype: DType) -> torch.dtype:
         """Return float64 for floats, int64 for integers."""
