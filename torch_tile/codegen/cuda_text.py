@@ -451,7 +451,7 @@ class _Pair:
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
     def entry(self, a: Load, b: Load) -> str | None:
-        """Print a pair of a table in shared memory that a byte selects."""
+        """Print one load of two neighbouring table entries that a byte selects, or return None."""
         if a.buffer is not b.buffer or a.dtype != self.to or not (is_entry(a) and is_entry(b)):
             return None
         first, second = a.indices[0], b.indices[0]

@@ -42,8 +42,8 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
 
 
 @T.macro
-def left_for_cluster(products: Sequence[Any], count: int = 2) -> list[Any]:
-    """Copy each fragment to a shared tile. From here on the other blocks of a cluster of `count` may read it."""
+def share_with_cluster(products: Sequence[Any], count: int = 2) -> list[Any]:
+    """Copy each fragment to a shared tile, which all `count` blocks of the cluster may read from here on."""
     parts: list[Any] = []
     for product in products:
         part = T.alloc_shared(product.shape, product.dtype)

@@ -341,7 +341,7 @@ def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
 
 
 def _workspace(of: TensorType, name: str = "") -> Buffer:
-    """Make a workspace of the program."""
+    """Make a buffer of global memory that each launch of the program allocates."""
     buffer = of.buffer(name, "workspace")
     tracer().made.append(buffer)
     return buffer

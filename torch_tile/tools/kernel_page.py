@@ -139,18 +139,18 @@ def _roofline(kernel: JITKernel) -> str:
     reached, ridge = work.flops / work.bytes, peak / memory
     low, high = min(ridge, reached) / 16, max(ridge, reached) * 16
 
-    def across(intensity: float) -> float:
-        """Return the x of operations for each byte."""
+    def x_of(intensity: float) -> float:
+        """Return the x coordinate, in pixels, of an arithmetic intensity in operations for each byte."""
         return 60 + 560 * math.log(intensity / low) / math.log(high / low)
 
-    def up(rate: float) -> float:
-        """Return the y of operations in a second."""
+    def y_of(rate: float) -> float:
+        """Return the y coordinate, in pixels, of a rate in operations for each second."""
         return 190 - 160 * math.log(rate / (memory * low)) / math.log(peak / (memory * low) * 2)
 
     limit = min(peak, memory * reached)
     by = "memory" if reached < ridge else "arithmetic"
     corners = (low, memory * low), (ridge, peak), (high, peak)
-    path = "M " + " L ".join(f"{across(x):.1f} {up(y):.1f}" for x, y in corners)
+    path = "M " + " L ".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
     words = (
         f"{_scaled(work.flops)}FLOP, {_scaled(work.bytes)}B: {reached:.3g} operations a byte, limited by {by} to "
         f"{_scaled(limit)}FLOP/s; the model expects {work.seconds * 1e6:.3g} us"
@@ -158,10 +158,10 @@ def _roofline(kernel: JITKernel) -> str:
     return (
         f'<p>{escape(words)}</p><svg width="640" height="220" viewBox="0 0 640 220" font-size="12">'
         f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="2"/>'
-        f'<line x1="{across(reached):.1f}" x2="{across(reached):.1f}" y1="{up(limit):.1f}" y2="190" class="drop"/>'
-        f'<circle cx="{across(reached):.1f}" cy="{up(limit):.1f}" r="6" class="mark"/>'
+        f'<line x1="{x_of(reached):.1f}" x2="{x_of(reached):.1f}" y1="{y_of(limit):.1f}" y2="190" class="drop"/>'
+        f'<circle cx="{x_of(reached):.1f}" cy="{y_of(limit):.1f}" r="6" class="mark"/>'
         f'<text x="60" y="212">operations for each byte of memory, from {low:.2g} to {high:.3g}</text>'
-        f'<text x="{across(ridge) - 8:.1f}" y="{up(peak) - 10:.1f}">{_scaled(peak)}FLOP/s</text></svg>'
+        f'<text x="{x_of(ridge) - 8:.1f}" y="{y_of(peak) - 10:.1f}">{_scaled(peak)}FLOP/s</text></svg>'
     )
 
 

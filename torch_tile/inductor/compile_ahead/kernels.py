@@ -46,8 +46,8 @@ def calls(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
 
 
-def different(nodes: Iterable[Node]) -> list[Node]:
-    """Keep one call of each form."""
+def one_of_each_form(nodes: Iterable[Node]) -> list[Node]:
+    """Return one call for each form: calls alike in op, dtypes, sizes and strides share a kernel."""
     return list({form(n): n for n in nodes}.values())
 
 

@@ -68,7 +68,7 @@ def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]
 
 def in_training(graph: Graph) -> list[Node]:
     """List the different calls of attention, forward and backward."""
-    return kernels.different(n for n in kernels.calls(graph) if n.target in IN_TRAINING)
+    return kernels.one_of_each_form(n for n in kernels.calls(graph) if n.target in IN_TRAINING)
 
 
 def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
@@ -80,7 +80,7 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
     for family in families("post_grad", settings):
         family(context)
         copy.eliminate_dead_code()
-    return kernels.different(kernels.calls(copy))
+    return kernels.one_of_each_form(kernels.calls(copy))
 
 
 def foresee(graph: Graph, settings: Settings) -> list[Node]:

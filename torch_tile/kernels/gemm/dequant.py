@@ -48,7 +48,7 @@ from torch_tile.kernels.gemm.packed import (
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
-from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
+from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_of_parts
 
 
 def dequantize(
@@ -349,7 +349,7 @@ def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
             share = T.ceildiv(spans, count)
             last = T.min(split * share + share, spans)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, split * share, last)
-            parts = left_for_cluster(products)
+            parts = share_with_cluster(products)
             for i, j in T.Parallel(bm, own):
                 row, col = by * bm + i, bx * bn + split * own + j
                 sums = [sum_in_cluster(part, (T.min(split * own + j, bn - 1), i), count) for part in parts]

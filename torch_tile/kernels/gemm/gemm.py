@@ -27,7 +27,7 @@ from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
+from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_of_parts
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -221,7 +221,7 @@ def cluster_matmul(config: Config, spec: Spec) -> Any:
             steps_each = T.ceildiv(steps, count)
             last = T.min(split * steps_each + steps_each, steps)
             products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, split * steps_each, last)
-            parts = left_for_cluster(products)
+            parts = share_with_cluster(products)
             for i, j in T.Parallel(own, width):
                 place = split * own + i
                 row, col = by * bm + (j if config.transposed else place), bx * bn + (place if config.transposed else j)

@@ -21,7 +21,7 @@ from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.packed import read
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster
+from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster
 
 COLUMNS = 8, 16, 24, 32, 48, 64  # of wgmma's tile: rows of a
 LANE_BYTES = 16  # of a row of weights that a lane reads at once
@@ -217,7 +217,7 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
             split, bx = block % count, block // count
             share = T.ceildiv(steps, count)
             product = multiply(config, spec, a, operands, bx * bn, split * share, T.min(split * share + share, steps))
-            parts = left_for_cluster([product], count)
+            parts = share_with_cluster([product], count)
             for row, j in T.Parallel(bm, own):
                 place, col = T.min(split * own + j, bn - 1), bx * bn + split * own + j
                 total = T.cast(sum_in_cluster(parts[0], (place, row), count), "float32") * (1 / times)

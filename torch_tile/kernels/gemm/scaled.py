@@ -334,7 +334,7 @@ def multiply(
 
 
 def field(spec: Spec, word: Any, place: Any) -> Any:
-    """Return number `place` of a byte's fields, less the offset. A signed one is turned over, and so counts from 0."""
+    """Unpack field number `place` of a byte of narrow integers and subtract the offset."""
     sign = 1 << (spec.bits - 1) if spec.stored[1] == torch.int8 else 0
     code = (T.cast(word, "int32") >> (place * spec.bits)) & ((1 << spec.bits) - 1)
     return (code ^ sign) - (sign + spec.offset)

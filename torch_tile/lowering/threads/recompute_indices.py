@@ -80,7 +80,7 @@ class _InLoop(Substitute):
     """
 
     def visit_Binary(self, node: Binary) -> Expr:
-        """Keep the number of the warpgroup."""
+        """Substitute in an expression, unless it is the number of the warpgroup: that stays as it is."""
         groups = node.op == "//" and node.a in self.known and isinstance(node.b, Const) and node.b.value == WARPGROUP
         return node if groups else self.children(node)
 

@@ -218,7 +218,7 @@ def _as_sdpa(args: AttentionArgs[Tensor]) -> Tensor:
 
 
 def _with_scores(args: AttentionArgs[Tensor]) -> Tensor:
-    """Attention written out, as models do whose scores are modified; the mask holds the causal rule, too."""
+    """Compute attention with modified scores by plain torch operators. The mask holds the causal rule, too."""
     from torch_tile.kernels.attention.forward import default_scale
     from torch_tile.kernels.attention.score_mod import modified
 

@@ -204,7 +204,7 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
 
 
 def _in_place(s: Source, ctx: ThreadContext) -> Operand:
-    """Use a fragment where it is."""
+    """Return an operand that is read from the registers of its fragment, without a copy."""
     rows, columns = (number_of(size) for size in s.region.buffer.shape[-2:])
     along, start = (rows, s.region.starts[-2]) if s.across else (columns, s.region.starts[-1])
     steps, first = along // s.step, number_of(start) // s.step
