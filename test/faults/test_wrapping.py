@@ -2,6 +2,7 @@
 """Integers of indices and sizes wrap when they are stored, not before; int32 of elements wraps at each operation."""
 
 import itertools
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -309,6 +310,33 @@ def test_what_is_chosen_or_divided_beyond_64_bits_wraps(shift: int, seed: int, w
             shifted = _held((top - 1) << (b + n), "int64")
             wanted = [max(n, y), min(y, 5 + b), y % top, y // (top // 2), min(max(y, -8), 8), min(max(shifted, 0), 8)]
             assert o[b, i].tolist() == wanted, (b, i)
+
+
+@pytest.mark.parametrize("of", ["shift", "product", "sum", "difference"])
+def test_what_wraps_is_ordered_beside_uint64_as_it_is(of: str, seed: int, way: Callable[..., None]) -> None:
+    """The interval of the exact number has one sign; the number of 64 bits may have the other."""
+
+    def made(c: Any, s: Any, k: Any) -> Any:
+        return {
+            "shift": lambda: c << (s & 63), "product": lambda: c * (s & 63),
+            "sum": lambda: c + c * (s & 1) + c * (k & 1), "difference": lambda: c * (s & 7) - c // 3 * (k & 3),
+        }[of]()  # fmt: skip
+
+    for c in (-5593112636897632084, 2**62, 2**33, random.Random(seed).randrange(-(2**63), 2**63)):
+
+        @T.prim_func
+        def kernel(O: T.Tensor((2,), "uint64"), P: T.Tensor((2,), "int64"), s: T.int32, k: T.int32):
+            with T.Kernel(1, threads=32):
+                O[0] = T.max(made(T.int64(c), s, k), T.uint64(5))  # noqa: B023
+                O[1] = T.min(made(T.int64(c), s, k), T.uint64(5))  # noqa: B023
+                P[0] = T.max(made(T.int64(c), s, k), 0)  # noqa: B023
+                P[1] = T.min(made(T.int64(c), s, k), 0)  # noqa: B023
+
+        for s, k in ((0, 1), (1, 3), (2, 0), (7, 2), (33, 1), (63, 3)):
+            o, p = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+            way(kernel, o.view(torch.uint64), p, s, k)
+            x = _held(made(c, s, k), "int64")
+            assert [*o.tolist(), *p.tolist()] == [max(x, 5), min(x, 5), max(x, 0), min(x, 0)], (c, s, k)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
