@@ -339,6 +339,29 @@ def test_what_wraps_is_ordered_beside_uint64_as_it_is(of: str, seed: int, way: C
             assert [*o.tolist(), *p.tolist()] == [max(x, 5), min(x, 5), max(x, 0), min(x, 0)], (c, s, k)
 
 
+def test_int32_elements_beside_uint64_are_exact(way: Callable[..., None]) -> None:
+    """Their cast to int64, which keeps them exact, is no part of the one to uint64."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "uint8"), O: T.Tensor((2, 8), "uint64"), P: T.Tensor((8,), "uint8")):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(8):
+                O[0, i] = T.max(T.cast(A[i], "int32") * 2**30 + 2**30, T.uint64(5))
+                O[1, i] = T.cast(T.cast(T.cast(A[i], "int32") * 2**30 - 2**31, "int64"), "uint64")
+                wrapped = T.cast(A[i], "int32") * 2**30 + 2**30
+                P[i] = T.max(T.cast(T.min(T.max(wrapped, 0), 7), "uint8"), T.uint8(3))
+
+    a, o, p = (
+        torch.arange(8, dtype=torch.uint8),
+        torch.zeros(2, 8, dtype=torch.int64),
+        torch.zeros(8, dtype=torch.uint8),
+    )
+    way(kernel, a, o.view(torch.uint64), p)
+    exact = [x * 2**30 + 2**30 for x in range(8)]
+    assert o.tolist() == [exact, [x * 2**30 - 2**31 for x in range(8)]]
+    assert p.tolist() == [max(min(max(_held(x, "int32"), 0), 7), 3) for x in exact]
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("named", [False, True], ids=["at once", "named"])
 @pytest.mark.parametrize("of", ["block", "nest", "loop", "scalar", "sum"])

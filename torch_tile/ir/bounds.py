@@ -87,11 +87,6 @@ def _times(a: Limit, b: Limit) -> Limit:
     return 0 if a == 0 or b == 0 else a * b
 
 
-def _passes_64(found: Interval) -> bool:
-    """Return whether a finite bound lies beyond the numbers of 64 bits."""
-    return any(isinstance(n, int) and not -(2**63) <= n < 2**63 for n in (found.low, found.high))
-
-
 def _floor(a: Limit, b: Limit) -> Limit:
     """Compute `a // b` for a non-zero b, infinities included."""
     if isinstance(a, int) and isinstance(b, int):
@@ -288,10 +283,7 @@ class Ranges:
             return known
         dtype = expr.dtype
         found = UNBOUNDED if dtype.is_float else self._interval(expr)
-        if dtype in EXACT:
-            if _passes_64(found) and IndexBits().leaves_64(expr):  # wraps there, as indices do, too
-                found = range_of(dt.int64)
-        elif not dtype.is_float and not found.within(range_of(dtype)):
+        if dtype not in EXACT and not dtype.is_float and not found.within(range_of(dtype)):
             found = range_of(dtype)
         self._intervals[expr] = found
         return found
@@ -328,6 +320,8 @@ class Ranges:
         if isinstance(expr, Unary) and expr.op == "-":
             return -self.interval(expr.a)
         if isinstance(expr, Cast) and not expr.a.dtype.is_float and expr.type.is_integer:
+            if expr.type not in EXACT and (self.may_wrap(expr.a) or IndexBits().leaves_64(expr.a)):
+                return range_of(expr.type)  # `is_exact` looks into no cast
             inner = self.interval(expr.a)
             widening = expr.type in EXACT and expr.a.dtype == dt.int32
             return inner if widening or inner.within(range_of(expr.type)) else range_of(expr.type)
