@@ -339,6 +339,23 @@ def test_what_wraps_is_ordered_beside_uint64_as_it_is(of: str, seed: int, way: C
             assert [*o.tolist(), *p.tolist()] == [max(x, 5), min(x, 5), max(x, 0), min(x, 0)], (c, s, k)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint64", "int32", "uint8", "bool"])
+def test_int32_elements_are_exact_through_int64(dtype: str, way: Callable[..., None]) -> None:
+    """A cast to int64 keeps them exact, whatever it is cast to next."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "uint8"), O: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(8):
+                O[i] = T.cast(T.cast(T.cast(A[i], "int32") * 2**30 + 2**30, "int64"), dtype)
+
+    out = torch.zeros(8, dtype=getattr(torch, dtype))
+    way(kernel, torch.arange(8, dtype=torch.uint8), out)
+    exact = torch.tensor([x * 2**30 + 2**30 for x in range(8)])
+    wanted = exact.view(torch.uint64) if dtype == "uint64" else exact.to(out.dtype)
+    assert out.tolist() == wanted.tolist()
+
+
 def test_int32_elements_beside_uint64_are_exact(way: Callable[..., None]) -> None:
     """Their cast to int64, which keeps them exact, is no part of the one to uint64."""
 

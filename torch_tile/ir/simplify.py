@@ -244,8 +244,9 @@ def _cast(e: Cast, ranges: Ranges) -> Expr | None:
     if isinstance(a, Cast) and is_exact(a.a.dtype, a.type):
         if a.a.dtype == e.type == dt.float8_e5m2:
             return None  # there and back saturates infinities
-        if a.type == dt.int64 and e.type.bits == 64 and isinstance(a.a, Binary | Unary | Select):
-            return None  # arithmetic is exact in a cast to int64, and wraps in one to uint64
+        low_bits = e.type.kind in ("int", "uint") and e.type.bits <= 32
+        if a.type == dt.int64 and not low_bits and isinstance(a.a, Binary | Unary | Select):
+            return None  # int32 arithmetic is exact in a cast to int64, and wraps in others; its low bits are the same
         # float to int saturates where int to int wraps
         through_float = a.type.is_float and not a.a.dtype.is_float and e.type.is_integer
         return cast(a.a, e.type) if not through_float or widens(a.a.dtype, e.type) else None
