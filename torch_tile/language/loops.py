@@ -73,7 +73,7 @@ class Loop:
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
         stops = tuple(_settled("stop", bound, body) for bound in self.stops)
-        of_block = any(_of_block(n) for n in find(body, RegisteredOp))
+        of_block = any(_is_collective(n) for n in find(body, RegisteredOp))
         if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
             at.emit(_one_by_one(loop_vars, stops, body))
             return
@@ -132,7 +132,7 @@ def check_iterable(iterable: object) -> None:
         raise error("python_value", None, problem=what, fix=fix)
 
 
-def _of_block(op: RegisteredOp) -> bool:
+def _is_collective(op: RegisteredOp) -> bool:
     """Return whether the threads of a block do an operation together, so that it cannot be divided among them."""
     return needs_all(op) and not op.op_name.startswith("atomic")
 

@@ -172,11 +172,11 @@ class _Check(Rewriter):
         """Check the body of a loop, with the condition by which threads leave it at different times."""
         guards = []
         if self.divergence is not None:
-            differing, leaving = self.divergence.differing(loop), self.divergence.leaving(loop)
+            bound, leaving = self.divergence.divergent_bound(loop), self.divergence.divergent_exit(loop)
             counted = loop if isinstance(loop, For) else None
-            guards = [Guard(differing, None, counted)] if differing is not None else []
+            guards = [Guard(bound, None, counted)] if bound is not None else []
             guards += [Guard(leaving, None)] if leaving is not None else []
-        outer, apart = self.apart, self.of_cluster.parting(loop) if self.of_cluster is not None else None
+        outer, apart = self.apart, self.of_cluster.divergence_of(loop) if self.of_cluster is not None else None
         self.apart = outer if apart is None else apart
         self._within(self.ranges, path, loop.body, runs, tuple(guards))
         self.apart = outer
