@@ -218,6 +218,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` is returned, but no statement writes it: it would hold garbage",
         "{fix}",
     ),
+    "writes_nothing": (
+        "`{name}` writes no tensor: a call of it changes nothing",
+        "write a parameter or a result of T.empty, `Y[i] = x` or T.copy(tile, Y)",
+    ),
     "only_updated": (
         "`{buffer}` is returned, and each write only updates what stood there: it would hold garbage",
         "set it first: `T.clear({buffer})` in a T.Kernel before this one, or a parameter that the caller fills",

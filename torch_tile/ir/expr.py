@@ -53,8 +53,10 @@ def _backward(op: str) -> Operator:
 
 
 def _for_builtins(span: Span | None) -> str:
-    """Return what to write for min() and max() of Python, if one of them is called at the span; else empty."""
+    """Return what to write for min() and max() of Python and for `match`, if one stands at the span; else empty."""
     source = span.source()[span.column :] if span else ""
+    if span and span.source().lstrip().startswith("case "):
+        return "write `if x == 0:`, `elif x == 1:` and `else:`, which the device runs: Python decides a `match`"
     return next((f"write T.{name}(x, y)" for name in ("min", "max") if source.startswith(f"{name}(")), "")
 
 
@@ -509,9 +511,9 @@ def _logical(op: str, a: Expr, b: Expr) -> Expr:
     return Binary(op, a, b)
 
 
-def truth(value: Any) -> Expr:
+def truth(value: Any, op: str = "a condition") -> Expr:
     """Convert `value` to a bool expression, as `if` reads it."""
-    x = to_expr(value)
+    x = to_expr(value, op=op)
     if x.dtype.kind == "bool":
         return x
     return binary("!=", x, 0)

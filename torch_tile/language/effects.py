@@ -65,7 +65,10 @@ def annotate_compile_flags(flags: str | Sequence[str]) -> None:
 
 def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:
     """Stop the kernel with `msg` unless `condition` holds; the launch then raises."""
-    tracer("T.device_assert").emit(Assert(truth(condition), msg))
+    if isinstance(condition, str):
+        fix = "the condition comes first, and the text behind it: T.device_assert(x > 0, 'text')"
+        raise error("bad_argument", None, op="T.device_assert", name="condition", why="is a text", fix=fix)
+    tracer("T.device_assert").emit(Assert(truth(condition, "T.device_assert"), msg))
 
 
 def assume(condition: Any) -> None:
@@ -73,7 +76,7 @@ def assume(condition: Any) -> None:
     launch: LaunchError where it does not hold. Others are not checked, but known to be false is an error at once.
     """
     at = tracer("T.assume")
-    known = simplify(truth(condition))
+    known = simplify(truth(condition, "T.assume"))
     if isinstance(known, Const) and not known.value:
         fix = "mend the condition, or leave it out"
         raise error("bad_argument", None, op="T.assume", name="condition", why="never holds", fix=fix)

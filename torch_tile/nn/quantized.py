@@ -12,7 +12,7 @@ from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
-from torch_tile.ops.checks import require
+from torch_tile.ops.checks import check_tensors, require
 from torch_tile.ops.layers import flattened
 
 
@@ -246,7 +246,8 @@ def _check_linear(layer: object) -> None:
 
 
 def _check_features(layer: str, input: Tensor, features: int) -> None:
-    """Raise RuntimeError unless the last dimension of a layer's input has its input features."""
+    """Raise TypeError for no tensor, RuntimeError for a last dimension without the layer's input features."""
+    check_tensors(layer, input=input)
     require(
         input.dim() > 0 and input.shape[-1] == features,
         lambda: f"{layer}: input has shape {list(input.shape)}; expected {features} features in the last dimension",
