@@ -53,7 +53,11 @@ _KEYWORDS = (
     (r"Parallel|grid", r"step|start|stop|begin|end", _COUNTED),
     (r"Pipelined|vectorized", r"step", _COUNTED),
     (r"Parallel|Pipelined|vectorized", r"unroll\w*|num_warps|threads|parallel", _OWN),
-    (r"alloc_(shared|fragment|local|global)", r"init|value|fill", "tiles are set afterwards: T.clear(tile), or T.fill(tile, value)"),
+    (
+        r"alloc_(shared|fragment|local|global)",
+        r"init|value|fill",
+        "tiles are set afterwards: T.clear(tile), or T.fill(tile, value)",
+    ),
     (r"reduce_\w+|cum\w+", r"keepdims?", "the shape of the result says it: (m, 1) keeps the dimension, (m,) drops it"),
     (r"reduce_\w+", r"out_?dtype|dtype", "the dtype of the result says it: T.alloc_fragment(shape, dtype)"),
     (r"fill|clear|copy", r"dtype", _TYPED),
