@@ -130,7 +130,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
-        "T.reduce_sum and the like fold them",
+        "T.reduce_sum and the like fold them; `X.shape[0]` is a size",
     ),
     "bad_operand": (
         "`{op}` cannot take {got}",
@@ -229,6 +229,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unwritten_part": (
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
+    ),
+    "block_race": (
+        "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
+        "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",

@@ -29,6 +29,9 @@ def print(value: Tile | Scalar | None = None, msg: str = "", warp_group_id: int 
     TileLang's `warp_group_id` and `warp_id`, of the warp that prints, are 0: TileError otherwise.
     """
     at = tracer("T.print")
+    if isinstance(value, str) and not isinstance(msg, str):
+        fix = "the value comes first, and one text behind it: T.print(value, 'text'); each value is a call of its own"
+        raise error("bad_argument", None, op="T.print", name="value", why="is a text", fix=fix)
     for name, number in (("warp_group_id", warp_group_id), ("warp_id", warp_id)):
         if not is_number(number) or number != 0:
             why, fix = f"is {number!r}", "leave it out: a block prints once, whichever warp does"

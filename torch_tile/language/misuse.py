@@ -23,7 +23,7 @@ from torch_tile.language.values import Handle
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
 _CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
 _HAVE = {
-    Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); T's functions compute with it",
+    Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); functions, T's or yours, take it: f(A)",
     Region: "a region can be copied, filled, reduced and multiplied by T's functions",
 }
 
@@ -85,6 +85,10 @@ _METHODS = {
     "reshape": "T.reshape(A, shape) names the elements by another shape",
     "to": "T.cast(x, dtype); T.copy converts tiles",
     "float": "T.cast(x, 'float32'); T.copy converts tiles",
+    "double": "T.cast(x, 'float64'); T.copy converts tiles",
+    "int": "T.cast(x, 'int32'); T.copy converts tiles",
+    "type": "T.cast(x, dtype); T.copy converts tiles",
+    "astype": "T.cast(x, dtype); T.copy converts tiles",
     "half": "T.cast(x, 'float16'); T.copy converts tiles",
     "copy_": "T.copy(src, dst)",
     "zero_": "T.clear(tile)",
@@ -119,6 +123,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         if isinstance(problem.obj, Expr | Handle | Region):
             what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
+            if (own := str(problem.name)) not in _METHODS and callable(getattr(language, own, None)):
+                fix = f"T.{own} is a function: call it with its arguments, T.{own}(...)"
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
         return device_key_error(problem.args[0] if problem.args else text, span)
