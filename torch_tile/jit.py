@@ -442,6 +442,15 @@ class JITFunction:
         fix = f"T.Kernel(...) in the kernel has the grid: call {self.__name__}(...)"
         raise error("bad_argument", None, op=self.__name__, name="grid", why=why, fix=fix)
 
+    def __getattr__(self, name: str) -> Any:
+        """Name the call that compiles the kernel, for an attribute that compiled kernels have."""
+        why = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_") and hasattr(JITKernel, name):
+            own = self.__dict__.get("__name__", "f")
+            call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
+            why += f": compiled kernels have it, as {call}.{name}"
+        raise AttributeError(why)
+
     def read_outside(self) -> tuple[Any, ...]:
         """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""
         if self.outside is None:

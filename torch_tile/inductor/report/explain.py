@@ -76,6 +76,7 @@ def explain(
             raise
         if backward:
             _backward(outputs)
+    report.asked, report.of_eval = select, getattr(model, "training", True) is False
     if compat.graph_breaks() > breaks:
         report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
     return report
