@@ -445,7 +445,7 @@ class JITFunction:
     def __getattr__(self, name: str) -> Any:
         """Name the call that compiles the kernel, for an attribute that compiled kernels have."""
         why = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if not name.startswith("_") and hasattr(JITKernel, name):
+        if not name.startswith("_") and name in {*dir(JITKernel), *JITKernel.__annotations__}:
             own = self.__dict__.get("__name__", "f")
             call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
             why += f": compiled kernels have it, as {call}.{name}"
