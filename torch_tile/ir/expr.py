@@ -329,7 +329,8 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         raise error(
             "python_value", None, problem=f"{op} takes a tensor of torch, which the kernel does not know", fix=fix
         )
-    raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
+    kind = {"Handle": "the buffer", "Region": "the region"}.get(type(value).__name__, type(value).__name__)
+    raise error("bad_operand", None, op=op, got=f"{kind} {value!r}"[:80])
 
 
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
@@ -543,7 +544,7 @@ def cast(value: Any, dtype: object) -> Expr:
         raise error("bad_dtype", None, got=dtype) from None
     if is_number(value) and to.name in dt.SATURATED:
         value = const(float(value), dt.float64)
-    x = to_expr(value, to if is_number(value) else None)
+    x = to_expr(value, to if is_number(value) else None, f"T.{to}")
     if isinstance(x, Cast) and x.dtype == dt.int32 and is_narrow(x.a.dtype):
         x = x.a  # the int32 has the same value
     if x.dtype == to:
