@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find stores of all blocks of a grid to one place, each with a value of its own: the last block's stays.
 
-Only certain ones count: neither the place nor a condition around the store may depend on the block or on memory, and
-the value must. Kernels with atomic operations, calls or `break` order their blocks by themselves and are left alone.
+Only certain ones count. The place and the conditions around the store depend neither on the block nor on memory, and
+the value depends on the block. Kernels with atomic operations, calls or `break` order their blocks by themselves and are left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_tile.tileop import RegisteredOp
 
 
 def block_races(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each store that all blocks of a grid make to one place with values of their own."""
+    """Return a diagnostic for each store by all blocks of a grid to one place, with values of their own."""
     found: list[Diagnostic] = []
     for kernel in program.kernels:
         several = [v for v, n in zip(kernel.blocks, kernel.grid, strict=True) if isinstance(n, Const) and n.value > 1]
