@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find stores of all blocks of a grid to one place, each with a value of its own: the last block's stays.
 
-Only certain ones count. The place and the conditions around the store depend neither on the block nor on memory, and
-the value depends on the block. Kernels with atomic operations, calls or `break` order their blocks by themselves and are left alone.
+Only certain ones count. The value depends on the block. The place and the conditions around the store do not, nor do
+they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: they are left alone.
 """
 
 from __future__ import annotations
