@@ -2,7 +2,7 @@
 """Find stores of all blocks of a grid to one place, each with a value of its own: the last block's stays.
 
 Only certain ones count. The value depends on the block. The place and the conditions around the store do not, nor do
-they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: they are left alone.
+they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: left alone.
 """
 
 from __future__ import annotations
