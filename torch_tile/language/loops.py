@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
+from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, is_zero, maximum, to_expr, to_number
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import contains, find
@@ -58,6 +58,10 @@ class Loop:
             why, fix = f"are {len(self.stops)} for {len(names)} names", "give one name for each extent"
             if self.kind is not LoopKind.PARALLEL:
                 fix = "name one variable; loops in each other are T.grid(m, n) or T.Parallel(m, n)"
+            raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
+        if isinstance(names, str) and len(self.stops) > 1 and is_zero(self.stops[0]):
+            why = f"are {', '.join(map(repr, self.stops))}: sizes of loops in each other, not a start and a stop"
+            fix = f"count from 0, T.Parallel({self.stops[1]!r}), and add the start to the index"
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         if self.step < 0:

@@ -52,6 +52,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
+from torch_tile.lowering.common.block_races import block_races
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
@@ -62,7 +63,7 @@ TRUE = const(True, dt.bool_)
 
 
 def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
-    """Return the program unchanged, or raise one TileError with every finding. Warn of results with gaps.
+    """Return the program unchanged, or raise one TileError with every finding. Warn of gaps and block races.
 
     Shared tiles may have sizes of `known_later`: calls bring them, and the kernel is checked again with their values.
     """
@@ -72,7 +73,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in partly_written(program):
+    for each in (*partly_written(program), *block_races(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 

@@ -45,7 +45,7 @@ def _check(args: AttentionArgs[Tensor]) -> None:
     )
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(args.score, 1, len(aux), INDICES)
+    parse(args.score, 1, len(aux), INDICES, "tile.attention: score")
 
 
 def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:

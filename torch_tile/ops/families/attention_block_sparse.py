@@ -65,7 +65,7 @@ def _check(args: BlockSparseArgs[Tensor]) -> None:
     )
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(args.score, 1, len(args.aux or ()), len(SCORES))
+    parse(args.score, 1, len(args.aux or ()), len(SCORES), f"tile.{op}: score")
 
 
 def _check_block(name: str, size: int) -> None:

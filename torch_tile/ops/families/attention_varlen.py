@@ -42,7 +42,7 @@ def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes:
     require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(score, 1, len(aux), len(SCORES))
+    parse(score, 1, len(aux), len(SCORES), f"tile.{op}: score")
 
 
 def check_ints(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
