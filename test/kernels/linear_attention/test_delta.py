@@ -97,6 +97,7 @@ def test_random_problems(dtype, form, rounds, engine, problems, check):
             given["beta"] = None
         names = [name for name in GRADIENTS if name != "beta" or given["beta"] is not None]
         config = replace(TINY, staged=problems.pick(False, True), fused_values=problems.pick(0, 16)) if few else None
+        config = replace(config, segments=problems.pick(1, 2, 4)) if few else None
         found = gated_delta_rule(**given, **options, config=config)
         wide = double(given)
         wants, rounding = recurrence(*wide.values(), *options.values()), Rounding(reference, **wide, **options)
