@@ -288,6 +288,8 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             out_tile = T.alloc_shared((size, columns), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
+            values = T.alloc_fragment((size, columns), spec.dtype)
+            results = T.alloc_fragment((size, columns), spec.dtype)
             errors = T.alloc_fragment((columns, size), spec.dtype)
             weighed = T.alloc_fragment((columns, size), spec.dtype)
             acc = T.alloc_fragment((columns, size), compute)
@@ -316,20 +318,23 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
+                T.copy(v_tile, values)
                 if spec.delta:
                     for i, j in T.Parallel(columns, size):
-                        rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
                     T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, size):
                     acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, size):
-                    error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
-                    errors[i, j] = T.cast(error, spec.dtype)
+                    errors[i, j] = T.cast(found[i, j] if spec.delta else values[j, i], spec.dtype)
+                for i, j in T.Parallel(columns, size):
+                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
                     weighed[i, j] = T.cast(error * factor[j], spec.dtype)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
                 T.gemm(weighed, k_tile, state)
                 for i, j in T.Parallel(columns, size):
-                    out_tile[j, i] = T.cast(acc[i, j], spec.dtype)
+                    results[j, i] = T.cast(acc[i, j], spec.dtype)
+                T.copy(results, out_tile)
                 store_rows(s, out_tile, out, (bz, first, count, head, at))
             if segment == segments - 1:
                 for i, j in T.Parallel(columns, rows):

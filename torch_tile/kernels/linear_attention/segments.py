@@ -78,6 +78,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             state = T.alloc_fragment((columns, rows), compute)
+            values = T.alloc_fragment((size, columns), spec.dtype)
             weighed = T.alloc_fragment((columns, size), spec.dtype)
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
@@ -101,12 +102,13 @@ def scan_segments(config: Config, spec: Spec) -> Any:
                     T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
+                T.copy(v_tile, values)
                 if spec.delta:
                     for i, j in T.Parallel(columns, size):
-                        rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
                     T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, size):
-                    error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
+                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
                     weighed[i, j] = T.cast(error * factor[j], spec.dtype)
                 T.gemm(weighed, k_tile, state)
             if bx < tiles:
