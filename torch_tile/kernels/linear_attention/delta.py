@@ -273,7 +273,11 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         slots: T.int32,
         scale: compute,
     ):
-        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences * segments, threads=config.threads) as (bx, head, place):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences * segments, threads=config.threads) as (
+            bx,
+            head,
+            place,
+        ):
             bz, segment = place // segments, place % segments
             group, at = head // (s.h // s.g), bx * columns
             run = T.ceildiv(slots, segments)
