@@ -32,7 +32,7 @@ from torch_tile.kernels.split_k import join_parts
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
-BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
+BEGINNING = 4  # blocks: what it costs to begin a piece and to write what came of it
 LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
 BLOCKS_THAT_JOIN = 16  # for each SM: fewer join rows one after the other, more take as long to start
