@@ -10,9 +10,11 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// The same value, hidden from the compiler: it cannot move computations on it out of a loop.
+// The same value, hidden from the compiler: it cannot move computations on it out of a loop. It is the index of a thread,
+// or 0. Without its range, each address would be computed as if it may be negative, and stores of two numbers parted.
 __device__ __forceinline__ int here(int value) {
   asm volatile("" : "+r"(value));
+  __builtin_assume(value >= 0 && value < 1024);
   return value;
 }
 
