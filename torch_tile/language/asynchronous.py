@@ -35,12 +35,12 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar, own: bool = False) -> N
     With `own`, it is the phase of this thread's last arrival, and all threads of its role arrived in it. In a fresh
     mbarrier no thread has arrived yet. Then what they did before these arrivals needs no barrier of the role.
     """
-    at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
     if not value.dtype.is_integer or (isinstance(value, Const) and value.value not in (0, 1)):
         why, fix = f"is {parity!r}", "give 0 or 1: for iteration k through n stages, k // n % 2"
         raise error("bad_argument", None, op="T.mbarrier_wait_parity", name="parity", why=why, fix=fix)
-    at.emit(bulk.mbarrier_wait(where, value))
+    at.emit(bulk.mbarrier_wait(where, value, of_cluster=where.buffer in at.of_clusters))
     if own:
         at.emit(bulk.own_phase(where))
 
@@ -50,9 +50,9 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
     cluster.
 
     An arrival at another block's mbarrier releases the tiles that this block has read. It does not publish writes:
-    other blocks see those after T.cluster_sync.
+    other blocks see those after T.cluster_sync, and what T.copy_cluster stored after its own arrival.
     """
-    at, where = _barrier("T.mbarrier_arrive", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_arrive", mbarrier)
     if cta_id is not None and at.launch.cluster == (1, 1, 1):
         why, fix = "names another block, and blocks have no cluster", "give T.Kernel cluster_dims"
         raise error("bad_argument", None, op="T.mbarrier_arrive", name="cta_id", why=why, fix=fix)
@@ -64,20 +64,20 @@ def cp_async_barrier_noinc(mbarrier: Tile) -> None:
 
     The thread itself waits for them: an arrival that hardware makes later is not used.
     """
-    at, where = _barrier("T.cp_async_barrier_noinc", mbarrier)
+    at, where = mbarrier_of("T.cp_async_barrier_noinc", mbarrier)
     for one in (memory.cp_async_commit(), memory.cp_async_wait(0), bulk.mbarrier_arrive(where)):
         at.emit(one)
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
     """Add `tx` bytes to the phase's count, once for each thread that runs this. T.tma_copy adds its own bytes."""
-    at, where = _barrier("T.mbarrier_expect_tx", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
     """Expect `tx` bytes more, then arrive."""
-    at, where = _barrier("T.mbarrier_arrive_expect_tx", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_arrive_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_arrive_expect_tx", where, tx))
     at.emit(bulk.mbarrier_arrive(where))
 
@@ -163,7 +163,7 @@ def listed_mbarrier(what: str, number: Any) -> Load:
     raise error("bad_argument", None, op=what, name="mbarrier", why=why, fix=fix)
 
 
-def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
+def mbarrier_of(what: str, barrier: Any) -> tuple[Tracer, Address]:
     """Return the mbarrier element that an argument names. Raises an error for other values."""
     at, region = in_kernel(what), region_of(barrier)
     is_named = region is not None and region.buffer.scope == "barrier"

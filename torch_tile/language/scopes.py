@@ -297,7 +297,9 @@ def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
     if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
         why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
         raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
-    return alloc_barrier(arrive_count)
+    made = alloc_barrier(arrive_count)
+    tracer("T.alloc_cluster_barrier").of_clusters.add(made.buffer)
+    return made
 
 
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
