@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three random generators as statements of a kernel, with the numbers that curand draws from the same seed.
 
-Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) computes a number from its place.
-XORWOW (Marsaglia, "Xorshift RNGs", 2003) and MRG32k3a (L'Ecuyer, "Good parameters and implementations for combined
-multiple recursive random number generators", 1999) are linear recurrences: a power of their step leads to a place.
+Philox 4x32-10 computes a number from its place (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+XORWOW (Marsaglia, "Xorshift RNGs", 2003) and MRG32k3a (L'Ecuyer, 1999) are linear recurrences. A power of their step
+leads to a place. L'Ecuyer's paper is "Good parameters and implementations for combined multiple recursive generators".
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Xorwow(Generator):
     def _step(self) -> None:
         """Take one step."""
         v = self.state
-        turned = v[0] ^ (v[0] >> _word(2))
-        self._set(v, [*v[1:], v[4] ^ (v[4] << _word(4)) ^ turned ^ (turned << _word(1))])
+        mixed = v[0] ^ (v[0] >> _word(2))
+        self._set(v, [*v[1:], v[4] ^ (v[4] << _word(4)) ^ mixed ^ (mixed << _word(1))])
 
     def _jump(self, jump: Sequence[Load]) -> None:
         """Replace the state by the sum of its steps that the polynomial `jump` names."""
@@ -300,8 +300,8 @@ def _polynomial() -> int:
             if 2 * length <= n:
                 length, before, since = n + 1 - length, kept, 0
         since += 1
-        turned = state[0] ^ state[0] >> 2
-        state = [*state[1:], (state[4] ^ state[4] << 4 ^ turned ^ turned << 1) & mask]
+        mixed = state[0] ^ state[0] >> 2
+        state = [*state[1:], (state[4] ^ state[4] << 4 ^ mixed ^ mixed << 1) & mask]
     return sum((connection >> n & 1) << length - n for n in range(length + 1))
 
 
