@@ -70,20 +70,20 @@ def cp_async_barrier_noinc(mbarrier: Tile) -> None:
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """Add `tx` bytes to the phase's count, once for each thread that runs this. T.tma_copy adds its own bytes."""
+    """Add `tx` bytes to the phase of `mbarrier`, once for each thread that runs this. T.tma_copy adds its own."""
     at, where = mbarrier_of("T.mbarrier_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """Expect `tx` bytes more, then arrive."""
+    """Expect `tx` bytes more in the phase of `mbarrier`, then arrive."""
     at, where = mbarrier_of("T.mbarrier_arrive_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_arrive_expect_tx", where, tx))
     at.emit(bulk.mbarrier_arrive(where))
 
 
 def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile = None) -> None:
-    """T.mbarrier_wait_parity; `barrier_id` is an older name of `mbarrier`."""
+    """T.mbarrier_wait_parity of this `parity`; `barrier_id` is an older name of `mbarrier`."""
     mbarrier_wait_parity(mbarrier if barrier_id is None else barrier_id, parity)
 
 
@@ -93,17 +93,17 @@ def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
 
 
 def ptx_arrive_barrier(barrier_id: Tile) -> None:
-    """T.mbarrier_arrive, as PTX's name has it."""
+    """T.mbarrier_arrive at `barrier_id`, as PTX's name has it."""
     mbarrier_arrive(barrier_id)
 
 
 def ptx_arrive_barrier_expect_tx(barrier_id: Tile, byte_count: Scalar) -> None:
-    """T.mbarrier_arrive_expect_tx, as PTX's name has it."""
+    """T.mbarrier_arrive_expect_tx of `byte_count` bytes at `barrier_id`, as PTX's name has it."""
     mbarrier_arrive_expect_tx(barrier_id, byte_count)
 
 
 def ptx_wait_barrier(barrier_id: Tile, parity: Scalar = 0) -> None:
-    """T.mbarrier_wait_parity, as PTX's name has it."""
+    """T.mbarrier_wait_parity of `barrier_id`, as PTX's name has it."""
     mbarrier_wait_parity(barrier_id, parity)
 
 
@@ -123,7 +123,7 @@ def tma_store_arrive() -> None:
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> None:
-    """Do nothing: a T.tma_copy to global memory has read its tile when it returns."""
+    """Do nothing, whatever `count`: a T.tma_copy to global memory has read its tile when it returns."""
     in_kernel("T.tma_store_wait")
 
 
@@ -138,14 +138,14 @@ def warpgroup_commit_batch() -> None:
 
 
 def warpgroup_wait(num_mma: int) -> None:
-    """Wait as T.wait_wgmma does."""
+    """Wait as T.wait_wgmma does, until at most `num_mma` groups of products are in flight."""
     wait_wgmma(num_mma)
 
 
 def warpgroup_fence_operand(
     buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None
 ) -> None:  # fmt: skip
-    """Do nothing: the compiler keeps accumulators in place until they are complete."""
+    """Keep `num_regs` registers of `buffer_or_ptr` from `offset` on in place, as the compiler does by itself."""
     in_kernel("T.warpgroup_fence_operand")
 
 
@@ -212,7 +212,7 @@ def shuffle_elect(extent: int = 0) -> Expr:
 
 
 def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
-    """Return the running thread's warpgroup (4 warps, or `warps_per_group`), as T.ws counts them."""
+    """Return the running thread's warpgroup, of 4 warps or `warps_per_group`, each of 32 lanes or `warp_size`."""
     size = _lanes("T.get_warp_group_idx", "warp_size", warp_size, WARP)
     return thread_index() // (
         size * _lanes("T.get_warp_group_idx", "warps_per_group", warps_per_group, WARPGROUP // WARP)
@@ -256,12 +256,12 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
 
 
 def inc_max_nreg(n: int) -> None:
-    """Set registers as T.set_max_nreg does, for a role that takes more than its share."""
+    """Set `n` registers as T.set_max_nreg does, for a role that takes more than its share."""
     set_max_nreg(n, True)
 
 
 def dec_max_nreg(n: int) -> None:
-    """Set registers as T.set_max_nreg does, for a role that gives registers back."""
+    """Set `n` registers as T.set_max_nreg does, for a role that gives registers back."""
     set_max_nreg(n, False)
 
 
@@ -332,7 +332,9 @@ def wgmma_gemm(
     A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
     policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, annotations: Annotations = None,
 ) -> None:  # fmt: skip
-    """Start T.gemm by wgmma without waiting. After T.wait_wgmma, C is complete, and A and B may be overwritten.
+    """Start T.gemm, with its operands and options, by wgmma without waiting.
+
+    After T.wait_wgmma, C is complete, and A and B may be overwritten.
 
     Hopper only. An author error where wgmma cannot do it.
     """

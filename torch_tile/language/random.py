@@ -40,7 +40,7 @@ def rng_rand() -> Expr:
 
 
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
-    """Draw a float of `bit` bits, 32 or 64: "uniform" in (0, 1], or "normal" (mean 0, deviation 1).
+    """Draw a float of `bit` bits, 32 or 64. `dist` is "uniform" in (0, 1], or "normal" (mean 0, deviation 1).
 
     Normal numbers are made in pairs, as curand makes them, from two words, or from four for 64 bits.
     """
