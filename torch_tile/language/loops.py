@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
+from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, is_zero, maximum, to_expr, to_number
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import contains, find
@@ -59,6 +59,10 @@ class Loop:
             if self.kind is not LoopKind.PARALLEL:
                 fix = "name one variable; loops in each other are T.grid(m, n) or T.Parallel(m, n)"
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
+        if isinstance(names, str) and len(self.stops) > 1 and is_zero(self.stops[0]):
+            why = f"are {', '.join(map(repr, self.stops))}: sizes of loops in each other, not a start and a stop"
+            fix = f"count from 0, T.Parallel({self.stops[1]!r}), and add the start to the index"
+            raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         if self.step < 0:
             yield from self._downwards(given[0])
@@ -73,7 +77,7 @@ class Loop:
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
         stops = tuple(_settled("stop", bound, body) for bound in self.stops)
-        of_block = any(_of_block(n) for n in find(body, RegisteredOp))
+        of_block = any(_is_collective(n) for n in find(body, RegisteredOp))
         if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
             at.emit(_one_by_one(loop_vars, stops, body))
             return
@@ -132,7 +136,7 @@ def check_iterable(iterable: object) -> None:
         raise error("python_value", None, problem=what, fix=fix)
 
 
-def _of_block(op: RegisteredOp) -> bool:
+def _is_collective(op: RegisteredOp) -> bool:
     """Return whether the threads of a block do an operation together, so that it cannot be divided among them."""
     return needs_all(op) and not op.op_name.startswith("atomic")
 

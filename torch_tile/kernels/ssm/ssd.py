@@ -19,6 +19,7 @@ from torch_tile.kernels.common import (
     all_into,
     compute_dtype,
     dense_last,
+    dot_rows,
     dynamic,
     has_kernels,
     machine_of,
@@ -352,16 +353,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 
 @T.macro
-def dot_rows(acc: Any, other: Any, dot: Any) -> None:
-    """Compute the dot products of rows of two fragments."""
-    product = T.alloc_fragment(acc.shape, acc.dtype)
-    for i, j in T.Parallel(*acc.shape):
-        product[i, j] = acc[i, j] * T.cast(other[i, j], acc.dtype)
-    T.reduce_sum(product, dot, dim=1)
-
-
-@T.macro
-def decay_pairs(spec: Any, weights: Any, scores: Any, at: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
+def decay_scores(spec: Any, weights: Any, scores: Any, at: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
     """Weigh scores of times from `row` with those from `column` on, some of which are later, by decays between both.
 
     scores: their columns begin at `at`.
@@ -480,7 +472,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     T.gemm(key_tile, state_tile, acc, transpose_B=True, clear_accum=True)
                     if not spec.dots:  # beside the product
                         last = T.alloc_fragment((rows, step), spec.dtype)
-                        decay_pairs(spec, last, all_scores, row, row, row, times)
+                        decay_scores(spec, last, all_scores, row, row, row, times)
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
@@ -527,7 +519,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                             if resident:
                                 T.copy(last, weights)
                             else:
-                                decay_pairs(spec, weights, score_tile, 0, column, row, times)
+                                decay_scores(spec, weights, score_tile, 0, column, row, times)
                         else:
                             for i, j in T.Parallel(rows, step):
                                 score = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)
