@@ -398,9 +398,10 @@ class _Check(Rewriter):
         return self.children(store)
 
     def _region(self, region: Region, op: Stmt) -> None:
-        """Check that a region is affine and, in a tile, within the bounds."""
+        """Check that a region is affine unless it is one element, and in a tile within the bounds."""
+        single = all(isinstance(r.extent, Const) and r.extent.value == 1 for r in region.ranges)
         for dim, r in enumerate(region.ranges):
-            if not _is_affine(r.start):
+            if not single and not _is_affine(r.start):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
