@@ -278,8 +278,9 @@ def _product_pair(store: Store, second: Expr, var: Var) -> tuple[Load, Load] | N
     kind = store.buffer.dtype
     if kind not in (dt.float16, dt.bfloat16):
         return None
-    products = [x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second)]
-    if not all(isinstance(x, Binary) and x.op == "*" and x.dtype == kind for x in products):
+    values = (x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second))
+    products = [x for x in values if isinstance(x, Binary) and x.op == "*" and x.dtype == kind]
+    if len(products) != 2:
         return None
     factors = []
     for low, high in zip(*((x.a, x.b) for x in products), strict=True):

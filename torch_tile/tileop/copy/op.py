@@ -73,7 +73,7 @@ class Copy(RegisteredOp):
         The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
         or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
         `annotations` and `loop_layout` are TileLang's. With `early` a producer warp may begin before the kernel's
-        T.pdl_sync, so no kernel that may still run may write the source. Raises TileError where the shapes differ.
+        T.pdl_sync: no earlier kernel may write the source. Raises TileError where the shapes differ.
         """
         need_choice(cls.op_name, "prefer_instruction", prefer_instruction, INSTRUCTIONS)
         policy = policy_of(cls.op_name, eviction_policy)
