@@ -18,7 +18,7 @@ from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin
 
 SHORTEST = 4  # chunks of a segment
 FEWEST, MOST = 4, 16  # segments of a sequence
-BLOCKS = 2  # of the scan on a multiprocessor
+BLOCKS = 2  # of `scan_segments` on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
         return 1
     sizes = typical(Problem(states, values, chunks))
     blocks = sizes.states * -(-sizes.values // config.fused_values)
-    most = min(BLOCKS * machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
+    most = min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
     return 1 << most.bit_length() - 1 if most >= FEWEST else 1
 
 
