@@ -117,7 +117,7 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
-    """Choose the tiles of the scan of states: few values, if all blocks then run at once.
+    """Choose the tiles of the scan of states: narrow tiles of values if all blocks still run at once.
 
     A block goes through all chunks in turn. Narrow tiles shorten each turn, and more multiprocessors work. Measured for
     tilings that are `staged`; the others stay.

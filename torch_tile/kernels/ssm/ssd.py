@@ -19,6 +19,7 @@ from torch_tile.kernels.common import (
     all_into,
     compute_dtype,
     dense_last,
+    dot_rows,
     dynamic,
     has_kernels,
     machine_of,
@@ -352,16 +353,7 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 
 @T.macro
-def dot_rows(acc: Any, other: Any, dot: Any) -> None:
-    """Compute the dot products of rows of two fragments."""
-    product = T.alloc_fragment(acc.shape, acc.dtype)
-    for i, j in T.Parallel(*acc.shape):
-        product[i, j] = acc[i, j] * T.cast(other[i, j], acc.dtype)
-    T.reduce_sum(product, dot, dim=1)
-
-
-@T.macro
-def decay_pairs(spec: Any, weights: Any, scores: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
+def decay_scores(spec: Any, weights: Any, scores: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
     """Weigh scores of times from `row` with those from `column` on, some of which are later, by decays between both."""
     own, decays, steps, own_marks, marks = times
     for i, j in T.Parallel(*weights.shape):
@@ -482,7 +474,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                         pairs = T.alloc_fragment((rows, step), spec.dtype)
                         last = T.alloc_fragment((rows, step), spec.dtype)
                         T.copy(all_scores[0:rows, row_tile * rows : row_tile * rows + step], pairs)
-                        decay_pairs(spec, last, pairs, row, row, times)
+                        decay_scores(spec, last, pairs, row, row, times)
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
@@ -529,7 +521,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                             if resident:
                                 T.copy(last, weights)
                             else:
-                                decay_pairs(spec, weights, score_tile, column, row, times)
+                                decay_scores(spec, weights, score_tile, column, row, times)
                         else:
                             if resident and spec.reverse:
                                 T.copy(all_scores[0:rows, size - (k + 1) * step : size - k * step], pairs)
