@@ -2,8 +2,8 @@
 """Scans of linear attention in segments of a sequence, for calls with too few heads to fill a GPU.
 
 What a segment makes of a state `[V, K]` is linear: `S X + own`, with a transition `X` of the segment and what the
-segment adds to a state of 0. All segments find both at once. Then a short scan joins them to the states before each
-segment, from which all segments compute their outputs at once.
+segment adds to a state of 0. All segments find both at once. A short scan joins them to the states before each
+segment. From these all segments compute their outputs at once.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
 
 @library_jit
 def scan_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for transitions of all segments but the last, `[K, K]`, and for what these add to a state of 0.
+    """Build the kernel for transitions of segments, `[K, K]`, and for what segments add to a state of 0.
 
+    The last segment has neither.
     Both are one scan of rows `[K]`, the state's for each value. Behind the blocks of values come those of transitions.
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
