@@ -278,12 +278,12 @@ def _product_pair(store: Store, second: Expr, var: Var) -> tuple[Load, Load] | N
     kind = store.buffer.dtype
     if kind not in (dt.float16, dt.bfloat16):
         return None
-    values = (x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second))
-    products = [x for x in values if isinstance(x, Binary) and x.op == "*" and x.dtype == kind]
-    if len(products) != 2:
+    products = [x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second)]
+    pairs = [(x.a, x.b) for x in products if isinstance(x, Binary) and x.op == "*" and x.dtype == kind]
+    if len(pairs) != 2:
         return None
     factors = []
-    for low, high in zip(*((x.a, x.b) for x in products), strict=True):
+    for low, high in zip(*pairs, strict=True):
         if not (isinstance(low, Load) and isinstance(high, Load)) or low.buffer is not high.buffer:
             return None
         if low.buffer.dtype != kind or low.buffer.scope != "local" or len(low.indices) != 1:

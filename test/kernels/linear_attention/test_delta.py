@@ -177,13 +177,13 @@ def test_blocks_of_the_scan_have_few_values_where_all_run_at_once(capability, st
 @pytest.mark.parametrize(
     ("capability", "states", "chunks", "segments"),
     [
-        (90, 16, 64, 8),
-        (90, 32, 64, 4),
-        (90, 64, 64, 1),
-        (90, 16, 16, 4),
-        (90, 16, 12, 1),
+        (90, 16, 64, 4),
+        (90, 17, 64, 1),
+        (90, 8, 64, 8),
+        (90, 8, 31, 4),
+        (90, 8, 15, 1),
         (90, 1, 999, 16),
-        (80, 16, 64, 1),
+        (80, 8, 64, 1),
     ],
 )
 def test_sequences_are_cut_into_as_many_segments_as_run_at_once(capability, states, chunks, segments):

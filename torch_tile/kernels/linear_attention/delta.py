@@ -280,7 +280,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         ):
             bz, segment = place // segments, place % segments
             group, at = head // (s.h // s.g), bx * columns
-            run = T.ceildiv(slots, segments)
+            run = T.max(T.ceildiv(slots, segments), 0)  # known not to be negative, as bulk stores ask
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             q_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)

@@ -2,7 +2,7 @@
 """Scans of linear attention in segments of a sequence, for calls with too few heads to fill a GPU.
 
 What a segment makes of a state `[V, K]` is linear: `S X + own`, with a transition `X` of the segment and what the
-segment adds to a state of 0. All segments find both at once. Then a short scan joins them to the states before each
+segment adds to a state of 0. All segments find both at once. A short scan joins them to the states before each
 segment. From these all segments compute their outputs at once.
 """
 
@@ -18,7 +18,7 @@ from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin
 
 SHORTEST = 4  # chunks of a segment
 FEWEST, MOST = 4, 16  # segments of a sequence
-BLOCKS = 2  # of the scan on a multiprocessor
+BLOCKS = 2  # of `scan_segments` on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
         return 1
     sizes = typical(Problem(states, values, chunks))
     blocks = sizes.states * -(-sizes.values // config.fused_values)
-    most = min(BLOCKS * machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
+    most = min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
     return 1 << most.bit_length() - 1 if most >= FEWEST else 1
 
 
 @library_jit
 def scan_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for what all segments but the last make of a state: transitions `[K, K]`, and what they add.
+    """Build the kernel for transitions of segments, `[K, K]`, and for what segments add to a state of 0.
 
+    The last segment has neither.
     Both are one scan of rows `[K]`, the state's for each value. Behind the blocks of values come those of transitions.
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
