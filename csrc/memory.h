@@ -55,6 +55,13 @@ template <class T> __device__ __forceinline__ T at_rank(const T* place, int rank
   return *there;
 }
 
+// Stores to `place` of shared memory in the block of the cluster that has this rank.
+template <class T> __device__ __forceinline__ void store_at_rank(T* place, T value, int rank) {
+  T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(rank));
+  *there = value;
+}
+
 // Starts a copy from global to shared memory; bytes from `valid` on become 0.
 template <int bytes> __device__ __forceinline__ void cp_async(void* dst, const void* src, int valid) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async moves 4, 8 or 16 bytes");
