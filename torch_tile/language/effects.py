@@ -50,7 +50,7 @@ def print(value: Tile | Scalar | None = None, msg: str = "", warp_group_id: int 
 
 
 def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
-    """Set compiler options for the whole function, as `pass_configs` of torch_tile.jit does.
+    """Set compiler options, `configs`, for the whole function, as `pass_configs` of torch_tile.jit does.
 
     An option holds if either place sets it. Raises TileError for unknown keys.
     """
@@ -67,7 +67,7 @@ def annotate_compile_flags(flags: str | Sequence[str]) -> None:
 
 
 def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:
-    """Stop the kernel with `msg` unless `condition` holds; the launch then raises."""
+    """Stop the kernel with `msg` unless `condition` holds; the launch then raises. `no_stack_info` has no effect."""
     if isinstance(condition, str):
         fix = "the condition comes first, and the text behind it: T.device_assert(x > 0, 'text')"
         raise error("bad_argument", None, op="T.device_assert", name="condition", why="is a text", fix=fix)
@@ -109,15 +109,15 @@ def address_of(element: Any) -> Expr:
 
 
 def call(name: str, *operands: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
-    """Call a target-level helper by name, as printed in lowered kernels."""
+    """Call a target-level helper by `name` on `operands`, with `options`, as printed in lowered kernels."""
     return Call(lookup(name).name, tuple(to_expr(a) for a in operands), dtype_of(dtype), options)
 
 
 def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swizzle: int = 0) -> Expr:
-    """Describe a tensor to the tensor memory accelerator, as in printed kernels: an operand of target-level calls.
+    """Describe the tensor `buffer` to the TMA, as in printed kernels: an operand of target-level calls.
 
     `sizes`, `strides` and `box` have one entry per dimension, outermost first, in elements; `box` is moved by one copy.
-    The rows of a box lie in shared memory, swizzled over so many bytes.
+    The rows of a box lie in shared memory, swizzled over `swizzle` bytes.
     """
     region = region_of(buffer)
     if region is None or region.buffer.scope != "global":

@@ -226,7 +226,7 @@ def unroll(
 
 
 def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations = None) -> Loop:
-    """Loop in one thread over independent iterations: one vector instruction where possible.
+    """Loop in one thread from `start` up to `stop`, over independent iterations: one vector instruction where possible.
 
     `annotations` has no effect.
     """
@@ -237,7 +237,7 @@ def Parallel(
     *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
     coalesced_width: int | None = None, prefer_async: bool | None = None, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """Run an elementwise nest over a box, spread over the threads of the block.
+    """Run an elementwise nest over a box of `extents`, spread over the threads of the block.
 
     A nest with operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
     Iterations that may write an element that another one accesses run in order, too; on a GPU one thread runs them.
@@ -269,7 +269,10 @@ def Pipelined(
     stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
     group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """Run a loop in order, with copies up to `num_stages` iterations ahead. Results do not depend on it.
+    """Run a loop from `start` up to `stop` in order, with copies up to `num_stages` iterations ahead.
+
+    With one number, the loop runs from 0 up to it. Results do not depend on `num_stages`, nor on `stage` and `order`,
+    which have a number for each statement.
 
     `ping_pong` is for a loop of products, arithmetic and products again (Hopper). Warpgroups take turns: one runs its
     products while the others do their arithmetic. `sync`, `group` and `annotations` are hints of TileLang's without
@@ -308,7 +311,7 @@ class Grid(Loop):
 
 
 def grid(*extents: Scalar) -> Loop:
-    """Loop over a box by nested serial loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
+    """Loop over a box of `extents` by nested loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
     symbolic.
     """
     if not extents:

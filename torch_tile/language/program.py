@@ -322,7 +322,7 @@ MOST_INLINED = 48  # calls of a macro inside of itself: each takes some frames o
 
 
 def meta_class(cls: type) -> type:
-    """Decorate a class whose methods are macros in a traced kernel, and plain functions elsewhere."""
+    """Decorate a class, `cls`, whose methods are macros in a traced kernel, and plain functions elsewhere."""
     for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType) and not hasattr(value, "is_macro"):
             setattr(cls, name, _method(value, sys._getframe(1).f_locals))
