@@ -58,7 +58,7 @@ def test_options_are_split():
     [
         ({"bogus": 1}, r"unknown option 'bogus'.*select, families"),
         ({"select": "best"}, r"\"select\" must be one of 'fastest', 'tile', got 'best'"),
-        ({"families": ["norm", "conv"]}, r"\"families\" may hold .*, got 'conv'"),
+        ({"families": ["norm", "convs"]}, r"\"families\" may hold .*, got 'convs'"),
     ],
 )
 def test_bad_options(options, message):

@@ -56,12 +56,13 @@ class Copy(RegisteredOp):
     disable_tma: bool = False
     eviction_policy: str | None = None
     prefer_instruction: str | None = None
+    early: bool = False
 
     @classmethod
     def build(
         cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
-        loop_layout: Any = None,
+        loop_layout: Any = None, early: bool = False,
     ) -> Copy:  # fmt: skip
         """Copy `src` to `dst`, converted to dst's dtype.
 
@@ -71,12 +72,13 @@ class Copy(RegisteredOp):
 
         The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
         or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-        `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ.
+        `annotations` and `loop_layout` are TileLang's. With `early` a producer warp may begin before the kernel's
+        T.pdl_sync, so no kernel that may still run may write the source. Raises TileError where the shapes differ.
         """
         need_choice(cls.op_name, "prefer_instruction", prefer_instruction, INSTRUCTIONS)
         policy = policy_of(cls.op_name, eviction_policy)
         a, b = cls.regions(src, dst)
-        return cls(a, b, coalesced_width, bool(disable_tma), policy, prefer_instruction)
+        return cls(a, b, coalesced_width, bool(disable_tma), policy, prefer_instruction, bool(early))
 
     @staticmethod
     def regions(src: Tile, dst: Tile) -> tuple[Region, Region]:
@@ -112,11 +114,13 @@ class Copy(RegisteredOp):
             loop = f"for {', '.join(names)} in T.Parallel({', '.join(map(repr, wide))})"
             return f"T.copy repeats nothing: `{loop}` reads `{self.src.buffer.name}[{place}]` for each"
         for side in (self.src, self.dst):
-            first, *rest = side.ranges
-            whole = zip(rest, side.buffer.shape[1:], strict=True)
-            if rest and is_one(first.extent) and all(is_zero(r.start) and equal(r.extent, n) for r, n in whole):
-                head = f"{side.buffer.name}[i{', 0' * len(rest)}]"
-                return f"one index names one row: `{head}` begins there and takes the extents of the tile"
+            named = next((n for n, r in enumerate(side.ranges) if r.keep), len(side.ranges))
+            rest = zip(side.ranges[named:], side.buffer.shape[named:], strict=True)
+            whole = all(is_zero(r.start) and equal(r.extent, n) for r, n in rest)
+            if 0 < named < len(side.ranges) and whole:
+                head = f"{side.buffer.name}[{', '.join('ijkl'[:named])}{', 0' * (len(side.ranges) - named)}]"
+                given = "one index names" if named == 1 else f"{named} indices name"
+                return f"{given} one row: `{head}` begins there and takes the extents of the tile"
         return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
