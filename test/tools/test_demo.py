@@ -12,12 +12,11 @@ from torch_tile.inductor.report.rows import MISSED, REPLACED, Report, Row
 from torch_tile.tools import demo, models
 
 
-def test_a_compiled_model_agrees(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(models, "has_transformers", lambda: False)
+def test_a_compiled_model_agrees(capsys) -> None:
     machine = replace(demo.this_machine(), length=24)
     graphs = counters["stats"]["unique_graphs"]
     with torch.no_grad():
-        assert demo.show_compiled(models.llama, machine, replace(models.SMALL, layers=1), select="tile")
+        assert demo.show_compiled(models.plain_llama, machine, replace(models.SMALL, layers=1), select="tile")
     assert counters["stats"]["unique_graphs"] == graphs + 2  # neither backend compiles the model twice
     out = capsys.readouterr().out
     assert "Llama (plain torch, random weights): 1 layer of 256 features" in out
@@ -40,7 +39,7 @@ def test_latent_decoding_agrees(capsys) -> None:
 
 
 def test_a_wrong_result_is_said(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(demo, "show_compiled", lambda maker, machine, sizes, select: maker is not models.llama)
+    monkeypatch.setattr(demo, "show_compiled", lambda maker, machine, sizes, select: maker is not models.plain_llama)
     monkeypatch.setattr(demo, "show_latent_decoding", lambda machine: True)
     assert demo.demo() == demo.demo(every=True) == 1
     assert "some result is wrong" in capsys.readouterr().out

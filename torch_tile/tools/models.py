@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with random weights for the demo: transformers' own classes, or plain torch where it is not installed.
+"""Models with random weights for the tools: transformers' own classes, or plain torch where it is not installed.
 
 Models map token ids `[B, S]` to logits `[B, S, V]`.
 """
@@ -68,10 +68,15 @@ def has_transformers() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
+def plain_llama(sizes: Sizes = SMALL) -> Sample:
+    """Grouped-query attention, SwiGLU, RMS norms, in plain torch."""
+    return Sample("Llama", PLAIN, PlainModel(PlainAttention, sizes).eval(), sizes.vocabulary)
+
+
 def llama(sizes: Sizes = SMALL) -> Sample:
     """Grouped-query attention, SwiGLU, RMS norms."""
     if not has_transformers():
-        return Sample("Llama", PLAIN, PlainModel(PlainAttention, sizes).eval(), sizes.vocabulary)
+        return plain_llama(sizes)
     import transformers
 
     return _from_config("Llama", transformers.LlamaConfig(head_dim=sizes.head_dim, **_arguments(sizes)))
