@@ -158,6 +158,19 @@ TILE_DEVICE void narrow_pair(bf16* p, float a, float b) {
 TILE_DEVICE void narrow_pair(e4m3* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e4m3(a, b); }
 TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e5m2(a, b); }
 
+// Two products of neighbours at once: p[n] = a[n] * b[n]. A product of two such numbers is exact in a float, so that one
+// rounding gives what `narrow` of it would. Pointers are aligned to both elements together.
+TILE_DEVICE void multiply_pair(f16* p, const f16* a, const f16* b) {
+  asm("mul.rn.f16x2 %0, %1, %2;"
+      : "=r"(*reinterpret_cast<uint32_t*>(p))
+      : "r"(*reinterpret_cast<const uint32_t*>(a)), "r"(*reinterpret_cast<const uint32_t*>(b)));
+}
+TILE_DEVICE void multiply_pair(bf16* p, const bf16* a, const bf16* b) {  // plus -0, which keeps the sign of a zero
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+      : "=r"(*reinterpret_cast<uint32_t*>(p))
+      : "r"(*reinterpret_cast<const uint32_t*>(a)), "r"(*reinterpret_cast<const uint32_t*>(b)), "r"(0x80008000u));
+}
+
 // p[0] and p[1] become elements i and j of a local array of a multiple of four: one conversion for both, and one byte
 // permutation for each four elements where j is not next to i.
 TILE_DEVICE void widen_pair(f16* p, const e4m3* from, int i, int j) {

@@ -23,6 +23,16 @@ TILE_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
       "}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
+// The same, after which this thread sees what threads of other blocks stored before their arrivals.
+TILE_DEVICE void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred completed;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 completed, [%0], %1;\n"
+      "@!completed bra again;\n"
+      "}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
 TILE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -40,6 +50,12 @@ TILE_DEVICE unsigned address_in_block(unsigned address, int block) {
 TILE_DEVICE void mbarrier_arrive(uint64_t* barrier, int block) {
   const unsigned there = address_in_block(shared_address(barrier), block);
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+
+// The same, which publishes this block's earlier stores, those to the other block's memory as well.
+TILE_DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, int block) {
+  const unsigned there = address_in_block(shared_address(barrier), block);
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 
 // One arrival for the warp, after all of its threads have come here. Copies may then overwrite tiles that the threads

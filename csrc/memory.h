@@ -10,9 +10,11 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// The same value, hidden from the compiler: it cannot move computations on it out of a loop.
+// The same value, hidden from the compiler: it cannot move computations on it out of a loop. It is the index of a thread,
+// or 0. Without its range, each address would be computed as if it may be negative, and stores of two numbers parted.
 __device__ __forceinline__ int here(int value) {
   asm volatile("" : "+r"(value));
+  __builtin_assume(value >= 0 && value < 1024);
   return value;
 }
 
@@ -51,6 +53,13 @@ template <class T> __device__ __forceinline__ T at_rank(const T* place, int rank
   const T* there;
   asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(rank));
   return *there;
+}
+
+// Stores to `place` of shared memory in the block of the cluster that has this rank.
+template <class T> __device__ __forceinline__ void store_at_rank(T* place, T value, int rank) {
+  T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(rank));
+  *there = value;
 }
 
 // Starts a copy from global to shared memory; bytes from `valid` on become 0.

@@ -111,6 +111,9 @@ def test_mistakes_on_the_command_line(capsys) -> None:
         (["show", __file__, "--target", "cpu"], "--target cpu: schedules and layouts are a GPU's"),
         (["show", __file__, "--stage", "flatter"], "--stage flatter: the passes are check_kernel, "),
         (["demo", "--slect", "tile"], "unrecognized arguments: --slect tile; did you mean --select?"),
+        (["demo", "--lenght", "5"], "unrecognized arguments: --lenght 5; its options are --tokens, --select, --all"),
+        (["doctor", "all"], "unrecognized arguments: all; its options are --selftest"),
+        (["env", "--json"], "unrecognized arguments: --json; env takes none"),
         ([], "COMMAND"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -57,6 +57,7 @@ NOT_MIRRORED = {
     "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
     "lowering/test_changed_tiles.py": "is about tiles that bulk_loads and split_warps hand over together",
+    "lowering/test_passes.py": "holds docs/architecture.md to the passes of lowering/__init__.py",
     "tilelang_kernels": "kernels in TileLang's styles, run as they are",
     "cubins": "compiles every kernel of the library for every chip",
     "examples": "runs examples/",

@@ -19,13 +19,28 @@ __version__ = "0.1.0"  # the only place: pyproject.toml reads it, a test compare
 
 if TYPE_CHECKING:
     from torch_tile.autotuner import autotune
+    from torch_tile.compat import tvm as tvm
+    from torch_tile.compat.tvm import DataType as DataType
     from torch_tile.diagnostics.errors import InternalError, LaunchError, TileError
-    from torch_tile.inductor.backend import inductor_configs
+    from torch_tile.engine import lower as lower
+    from torch_tile.env import (
+        disable_cache as disable_cache,
+        enable_cache as enable_cache,
+        is_cache_enabled as is_cache_enabled,
+        set_log_level as set_log_level,
+    )
+    from torch_tile.hardware import Target as Target
+    from torch_tile.inductor.backend import inductor_configs, tile as tile
     from torch_tile.inductor.report.explain import explain
     from torch_tile.integrations.replace import replace_layers
+    from torch_tile.integrations.transformers import register_with_transformers as register_with_transformers
     from torch_tile.jit import compile, jit, par_compile
     from torch_tile.kernel import JITKernel
-    from torch_tile.profiler import TensorSupplyType, do_bench
+    from torch_tile.language import layout as layout
+    from torch_tile.language.layout import Fragment as Fragment, Layout as Layout
+    from torch_tile.math import cdiv as cdiv, next_power_of_2 as next_power_of_2
+    from torch_tile.options import PassConfigKey as PassConfigKey
+    from torch_tile.profiler import Profiler as Profiler, TensorSupplyType, do_bench
     from torch_tile.tools.kernel_page import show
     from torch_tile.user_op import custom_op
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.spelling import did_you_mean, nearest
 from torch_tile.tools import Mistake
 
 
@@ -75,8 +75,15 @@ class _CommandParser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             known = [option for action in self._actions for option in action.option_strings]
-            self.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(rest[0], known)}")
+            near = nearest(rest[0].partition("=")[0].lstrip("-"), [option.lstrip("-") for option in known])
+            meant = f"; did you mean --{near}?" if near and rest[0].startswith("-") else self._offered(known)
+            self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
+
+    def _offered(self, known: Sequence[str]) -> str:
+        """Name the command's options, for an argument that is like none of them."""
+        own = [option for option in known if option not in ("-h", "--help")]
+        return f"; its options are {', '.join(own)}" if own else f"; {self.prog.rpartition(' ')[2]} takes none"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -58,7 +58,7 @@ from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
-from torch_tile.tileop.results import unwritten_results
+from torch_tile.tileop.results import unwritten_results, writes_nothing
 from torch_tile.tolerance import tolerant
 from torch_tile.user_op import assume_constant_result, from_dynamo_key, keep, keep_operator, kept, register_for_dynamo
 
@@ -87,7 +87,7 @@ def compile_program(
         warn_of_paths(program)
     step = _sized if sized else compile_cuda if build.target.kind == "cuda" else compile_cpu
     try:
-        return step(program, out_idx, build)
+        made = step(program, out_idx, build)
     except TileError as problem:
         if any(each.code not in ("unwritten", "unwritten_element") for each in problem.diagnostics):
             raise
@@ -95,6 +95,9 @@ def compile_program(
             raise
         compiled = partial(step, out_idx=out_idx, build=build)
         return (_compile_cleared if tolerant() else _compile_to_refuse)(problem, compiled, program)
+    for each in () if out_idx else writes_nothing(program):
+        warnings.warn(each.render().removeprefix("error"), stacklevel=2)
+    return made
 
 
 def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -438,6 +441,15 @@ class JITFunction:
         why = "is given in brackets"
         fix = f"T.Kernel(...) in the kernel has the grid: call {self.__name__}(...)"
         raise error("bad_argument", None, op=self.__name__, name="grid", why=why, fix=fix)
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the call that compiles the kernel, for an attribute that compiled kernels have."""
+        why = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_") and name in {*dir(JITKernel), *JITKernel.__annotations__}:
+            own = self.__dict__.get("__name__", "f")
+            call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
+            why += f": compiled kernels have it, as {call}.{name}"
+        raise AttributeError(why)
 
     def read_outside(self) -> tuple[Any, ...]:
         """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""

@@ -170,7 +170,8 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
     _kernels[operator.name()] = kernel
     alone = functools.partial(_without_gradient, kernel, operator)
-    made = autograd_kernel(operator, lambda: (setup_context or _save_all, backward))
+    counted = functools.partial(_counted, kernel, backward)
+    made = autograd_kernel(operator, lambda: (setup_context or _save_all, counted))
 
     def autograd(keys: Any, *args: Any) -> Any:
         refuse_tangents(kernel.__name__, args)
@@ -179,6 +180,19 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
     library.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_vmap(operator, functools.partial(entry_by_entry, operator, changed), lib=library)
     return operator  # type: ignore[no-any-return]
+
+
+def _counted(kernel: JITKernel, backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
+    """Return what `backward` gives. Raise TypeError unless that is a gradient, or None, for each argument."""
+    found = backward(ctx, *grads)
+    names = [param.name for param in kernel.launcher.binding.given]
+    count = len(found) if isinstance(found, tuple | list) else 1
+    if count != len(names):
+        raise TypeError(
+            f"custom_op: the backward of {kernel.__name__} gives {count} for the arguments {', '.join(names)}; "
+            "return a gradient, or None, for each"
+        )
+    return found
 
 
 def _name_of(kernel: JITKernel) -> str:

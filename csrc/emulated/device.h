@@ -37,6 +37,9 @@ inline float infinity() { return kInfinity; }
 inline float nan() { return bits_float(0x7fffffffu); }
 template <class T> inline float widen(const T* p, int i) { return widen(p[i]); }
 template <class T> inline void narrow_pair(T* p, float a, float b) { p[0] = narrow<T>(a), p[1] = narrow<T>(b); }
+template <class T> inline void multiply_pair(T* p, const T* a, const T* b) {
+  narrow_pair(p, widen(a[0]) * widen(b[0]), widen(a[1]) * widen(b[1]));
+}
 inline void widen_pair(f16* p, const e4m3* from, int i, int j) { narrow_pair(p, widen(from[i]), widen(from[j])); }
 inline float float_from_bits(uint32_t bits, uint32_t mask, uint32_t flip) { return bits_float((bits & mask) ^ flip); }
 

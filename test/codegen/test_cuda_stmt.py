@@ -238,6 +238,28 @@ def test_pairs_of_float8_become_float16_at_once():
     ]
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_products_of_neighbours_are_one_instruction(kind):
+    a, b, c = (tensor(name, (8,), kind, "local") for name in "abc")
+    wide, y = tensor("wide", (8,), "float32", "local"), tensor("y", (128, 8), kind)
+
+    def product(x, place):
+        return loop(8, lambda i: put(c, i, cast(load(a, i) * load(x, place(i)), kind)))
+
+    source = program([y], kernel(
+        Alloc(a), Alloc(b), Alloc(c), Alloc(wide),
+        product(b, lambda i: i),
+        product(b, lambda i: 7 - i),  # the other way round
+        product(b, lambda i: i // 2),  # one for both
+        product(wide, lambda i: i),  # a product of floats
+        memory.vector_copy(at(y, t, 0), at(c, 0), 16),
+    ))  # fmt: skip
+    lines = [line.strip() for line in body(source).splitlines() if "pair" in line]
+    assert lines[0] == "tile::multiply_pair(&c[i], &a[i], &b[i]);"
+    assert len(lines) == 4 and all(line.startswith("tile::narrow_pair(&c[i], ") for line in lines[1:])
+    compiles(source)
+
+
 def test_neighbouring_fields_are_widened_together():
     x, y = tensor("x", (128, 4), "int32"), tensor("y", (128, 8), "float16")
     words, factor, out = (

@@ -49,6 +49,19 @@ extern "C" __global__ void pairs(const float* in, tile::{kind}* out, float* same
 """)
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_pairs_of_products_compile(kind):
+    compile_everywhere(f"""
+#include "cuda_types.h"
+extern "C" __global__ void pairs(const tile::{kind}* in, tile::{kind}* out) {{
+  alignas(16) tile::{kind} a[2], b[2], c[2];
+  for (int i = 0; i < 2; ++i) a[i] = in[i], b[i] = in[2 + i];
+  tile::multiply_pair(c, a, b);
+  for (int i = 0; i < 2; ++i) out[i] = c[i];
+}}
+""")
+
+
 SOFTWARE = (
     HOST
     + """

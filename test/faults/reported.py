@@ -39,6 +39,15 @@ def ints(values: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return made.to(dtype)
 
 
+def any_ints(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Numbers of the whole range of a type, its ends among them."""
+    info = torch.iinfo(dtype)
+    found = ints(torch.randint(info.min, info.max, shape).tolist(), dtype)
+    flat = found.view(-1)
+    flat[0], flat[-1] = info.max, info.min
+    return found
+
+
 class Cases:
     """The programs of one file. It decorates the functions that make them, and the test that runs each."""
 

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from fuzz_lines import Choices
+
 FLOATS = {"float32": ["float32", "float32", "float64"], "float16": ["float16", "float32"],
           "bfloat16": ["bfloat16", "float32"],
           "float8": ["float8_e4m3fn", "float8_e5m2", "float16", "float32"]}  # fmt: skip
@@ -21,20 +23,10 @@ class Tile:
         return "float" in self.dtype
 
 
-class Expressions:
+class Expressions(Choices):
     """What a random program can say with the names in scope: tiles, variables, named values, and index variables with
     their extents.
     """
-
-    def pick(self, *options):
-        return self.random.choice(options)
-
-    def chance(self, share):
-        return self.random.random() < share
-
-    def fresh(self, base):
-        self.count += 1
-        return f"{base}{self.count}"
 
     def float_type(self):
         return self.pick(*FLOATS[self.family])

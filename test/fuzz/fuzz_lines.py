@@ -14,6 +14,21 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 0.1, "float8": 1.5, W
 SHRINKING_SECONDS = 90
 
 
+class Choices:
+    """Draws of a generator of programs, by its `random`; `count` is how many names it has made."""
+
+    def pick(self, *options):
+        return self.random.choice(options)
+
+    def chance(self, share):
+        return self.random.random() < share
+
+    def fresh(self, base):
+        """A new name."""
+        self.count += 1
+        return f"{base}{self.count}"
+
+
 @dataclass
 class Line:
     """A statement, its body if it has one, and the branch after it."""

@@ -7,13 +7,13 @@ Inputs are small whole numbers and functions of them exact, so that every engine
 
 import random
 
-from fuzz_lines import WHOLE, Line, Source
+from fuzz_lines import WHOLE, Choices, Line, Source
 
 STEPS = {"float16": 16, "bfloat16": 16, "float8_e4m3fn": 32, "float8_e5m2": 32, "int8": 32, "float32": 8}  # of wgmma
 BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "float32": 4}
 
 
-class RoleGenerator:
+class RoleGenerator(Choices):
     """Makes one program from a seed. `thorough` ones make each wait matter: no empty loop, many iterations."""
 
     def __init__(self, seed, name, thorough=False):
@@ -28,16 +28,6 @@ class RoleGenerator:
         self.tensors, self.params, self.dims = [], [], {}
         self.rows = 64 * self.pick(self.groups, self.groups, self.groups, 1, 2)
         self.tile = "bx"  # which rows
-
-    def pick(self, *options):
-        return self.random.choice(options)
-
-    def chance(self, share):
-        return self.random.random() < share
-
-    def fresh(self, base):
-        self.count += 1
-        return f"{base}{self.count}"
 
     def generate(self):
         """The whole program."""

@@ -7,7 +7,7 @@ import contextlib
 import random
 from dataclasses import dataclass
 
-from fuzz_lines import Line, Source
+from fuzz_lines import Choices, Line, Source
 
 FAMILIES = {
     "float32": ["float32"], "float16": ["float16", "float16", "float32"],
@@ -27,7 +27,7 @@ class Tile:
         return "float" in self.dtype
 
 
-class ThreadGenerator:
+class ThreadGenerator(Choices):
     """Makes one program from a seed. Branches depend only on values that every engine has exactly."""
 
     def __init__(self, seed, name):
@@ -44,16 +44,6 @@ class ThreadGenerator:
         self.tensors, self.params, self.dims = [], [], {}
         self.tiles, self.uniform = [], list(self.blocks)
         self.budget = self.random.randint(3, 8)
-
-    def pick(self, *options):
-        return self.random.choice(options)
-
-    def chance(self, share):
-        return self.random.random() < share
-
-    def fresh(self, base):
-        self.count += 1
-        return f"{base}{self.count}"
 
     def float_type(self):
         return self.pick(*FAMILIES[self.family])

@@ -31,7 +31,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.flatten import flatten
-from torch_tile.lowering.sync.insert_barriers import insert_barriers
+from torch_tile.lowering.sync.insert_barriers import Walk, insert_barriers
 from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.simt.interpreter import run_threads
 
@@ -180,3 +180,16 @@ def test_barriers_order_random_threads(seed):
         findings = findings_of(flat)
         text = f"TORCH_TILE_FUZZ_SEED={number} TORCH_TILE_FUZZ=1: {findings.report()}\n{flat!r}"
         assert not findings, text
+
+
+@pytest.mark.slow
+def test_a_loop_is_walked_once_for_each_state(seed, monkeypatch):
+    """The same barriers are placed if each walk of the loops around walks the loops inside anew."""
+    first = int(os.environ.get("TORCH_TILE_FUZZ_SEED", seed))
+    build = Build(Target.of("cuda:sm_80"))
+    for number in range(first, first + COUNT // 3):
+        program = allocate_shared(Threads(number).program(), build)
+        once = insert_barriers(program, build)
+        with monkeypatch.context() as patched:
+            patched.setattr(Walk, "_loop", Walk._cheapest)
+            assert repr(insert_barriers(program, build)) == repr(once), f"TORCH_TILE_FUZZ_SEED={number}"

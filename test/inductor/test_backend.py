@@ -58,7 +58,7 @@ def test_options_are_split():
     [
         ({"bogus": 1}, r"unknown option 'bogus'.*select, families"),
         ({"select": "best"}, r"\"select\" must be one of 'fastest', 'tile', got 'best'"),
-        ({"families": ["norm", "conv"]}, r"\"families\" may hold .*, got 'conv'"),
+        ({"families": ["norm", "convs"]}, r"\"families\" may hold .*, got 'convs'"),
     ],
 )
 def test_bad_options(options, message):
@@ -117,6 +117,18 @@ def test_the_users_own_pass_runs_too():
     with torch.no_grad(), no_caches(), torch._inductor.config.patch(post_grad_custom_pre_pass=Count()):
         torch.compile(mlp, backend=TILE)(*args)
     assert Count.calls == before + 1
+
+
+def test_without_caches_passes_run_again_and_no_kernel_is_compiled_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    args, libraries, passes = operands(), [], Count.calls
+    with torch.no_grad(), no_caches(), torch._inductor.config.patch(post_grad_custom_pre_pass=Count()):
+        for runs in (1, 2):
+            torch._dynamo.reset()
+            torch.compile(mlp)(*args)
+            libraries.append({file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.so")})
+            assert Count.calls == passes + runs
+    assert libraries[0] and libraries[0] == libraries[1]
 
 
 def test_caches_keep_working():

@@ -41,13 +41,13 @@ def test_the_order_that_the_phases_promise(loaded):
         ("rewrite.match", "rewrite.refine"),
         ("rewrite.refine", "norm.match"),
         ("norm.match", "fused_norm.match"),
-        ("fused_norm.match", "norm.take_activation"),
-        ("norm.take_activation", "dequant.match"),
+        ("fused_norm.match", "norm.fuse_activation"),
+        ("norm.fuse_activation", "dequant.match"),
         ("dequant.match", "push_through_chunk.compute"),
         ("push_through_chunk.compute", "grouped.match"),
         ("grouped.match", "gemm.match"),
-        ("gemm.match", "norm.take_residual"),
-        ("norm.take_residual", "fused_norm.take_front"),
+        ("gemm.match", "norm.fuse_residual"),
+        ("norm.fuse_residual", "fused_norm.fuse_front"),
     ]:
         assert order.index(first) < order.index(then)
     assert names("settle") == ["finalize.settle", "finalize.report_missed"]

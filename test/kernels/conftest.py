@@ -60,6 +60,13 @@ class Problems:
             return x[tuple(slice(0, 2 * n, 2) for n in shape)]
         return x[tuple(slice(0, n) for n in shape)]
 
+    def ends(self, groups, rows):
+        """Where groups of any sizes end, empty ones and rows behind the last one among them."""
+        places = sorted(self.random.randint(0, rows) for _ in range(groups))
+        if groups and self.pick(True, False):
+            places[-1] = rows
+        return torch.tensor(places, dtype=torch.int32)
+
     def mask(self, dtype, batch, heads, q_len, kv_len):
         """Of attention, in any broadcast form; rows that see nothing included."""
         shape = self.pick(

@@ -9,6 +9,7 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.mla import scheduler
+from torch_tile.kernels.mla.scheduler import Joining, combine_pieces
 from torch_tile.kernels.split_k import combine, combine_parts
 
 
@@ -46,18 +47,22 @@ def test_an_infinite_part_stays_infinite(engine, problems):
     assert (out[..., 1] == math.inf).all() and out[..., 2:].isfinite().all()
 
 
+SM_90 = Target("cuda", 90)
 JOINING = {
-    "parts": lambda ahead: combine.on(Target("cuda", 90))(torch.bfloat16, 512, ahead),
-    "pieces": lambda ahead: scheduler.combine_pieces.on(Target("cuda", 90))(torch.bfloat16, 512, 1, ahead),
+    "parts": (2, lambda: combine.on(SM_90)(torch.bfloat16, 512, 2)),
+    "many parts": (8, lambda: combine.on(SM_90)(torch.bfloat16, 512, 8)),
+    "pieces": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(1, 8))),
+    "pieces of two rows": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(2, 4))),
+    "pieces of four rows": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(4, 2))),
 }
 
 
-@pytest.mark.parametrize("ahead", [2, 8])
 @pytest.mark.parametrize("name", JOINING)
-def test_parts_are_loaded_side_by_side(name, ahead):
+def test_parts_are_loaded_side_by_side(name):
     """A load behind two tests becomes a branch in machine code, and then each load waits for the one before it."""
-    source = JOINING[name](ahead).source
+    count, build = JOINING[name]
+    source = build().source
     loads = [line for line in source.splitlines() if re.search(r"\bpart(_lse\[| \+)", line)]
-    assert len(loads) == 2 * ahead, source
+    assert len(loads) == 2 * count, source
     for line in loads:
         assert line.count("?") <= 1 and "&&" not in line, line

@@ -7,6 +7,7 @@ import torch
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def test_places_and_sizes():
@@ -44,7 +45,8 @@ def test_a_tile_for_all_blocks_of_a_cluster():
     ("name", "options"),
     [
         ("src", {"cluster_mask": 3}), ("cluster_mask", {"cluster_mask": 4}), ("cluster_mask", {"cluster_mask": 0}),
-        ("dst_block", {"dst_block": 1}), ("remote_barrier", {"remote_barrier": 1}),
+        ("dst_block", {"dst_block": 2}), ("dst_block", {"dst_block": 0.5}), ("remote_barrier", {"remote_barrier": 1}),
+        ("src", {"dst_block": 1}), ("cluster_mask", {"dst_block": 1, "cluster_mask": 1}),
     ],
 )  # fmt: skip
 def test_copies_that_no_cluster_makes(name, options):
@@ -78,3 +80,105 @@ def test_blocks_get_what_the_first_of_them_reads(mask):
     c = torch.full((32, 128), torch.nan).half()
     tilelang.compile(kernel, target="cpu")(a, c)
     assert torch.equal(c, wanted)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("by_barrier", [False, True])
+def test_tiles_for_the_next_block(kind, by_barrier):
+    """Each block of a cluster of four stores a part of its tile to the next one; what it has is converted."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 24, 20), "float32"), B: T.Tensor((8, 24, 20), kind)):
+        with T.Kernel(8, threads=64, cluster_dims=4) as bx:
+            rank = T.block_rank_in_cluster()
+            mine = T.alloc_shared((24, 20), "float32")
+            given = T.alloc_shared((24, 20), kind)
+            ready = T.alloc_cluster_barrier([1])
+            T.copy(A[bx, :, :], mine)
+            T.fill(given, 1)
+            T.cluster_sync()
+            if by_barrier:
+                T.copy_cluster(mine[4:20, :], given[4:20, :], dst_block=(rank + 1) % 4, remote_barrier=ready[0])
+                T.mbarrier_wait_parity(ready[0], 0)
+            else:
+                T.copy_cluster(mine[4:20, :], given[4:20, :], dst_block=(rank + 1) % 4)
+                T.cluster_sync()
+            T.copy(given, B[bx, :, :])
+            T.cluster_sync()
+
+    a, dtype = torch.randn(8, 24, 20) * 9, getattr(torch, kind)
+    wanted = torch.ones(8, 24, 20).to(dtype)
+    wanted[:, 4:20] = a.view(2, 4, 24, 20).roll(1, 1).view(8, 24, 20)[:, 4:20].to(dtype)
+    b = torch.zeros(8, 24, 20).to(dtype)
+    made = tilelang.compile(kernel, target="cuda:sm_90a")
+    findings = made.interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(b.float(), wanted.float()) and made.cubin
+    if not by_barrier:
+        c = torch.zeros(8, 24, 20).to(dtype)
+        evaluate(kernel, a, c)
+        assert torch.equal(c.float(), wanted.float())
+    with pytest.raises(TileError, match="on target cpu"):
+        tilelang.compile(kernel, target="cpu")
+
+
+def exchange(synced=True, waits=True):
+    """Two blocks of which the first stores to the second; without a step that orders them something is wrong."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+        with T.Kernel(2, threads=128, cluster_dims=(2, 1, 1)) as pid:
+            source, target = T.alloc_shared((256,), "float32"), T.alloc_shared((256,), "float32")
+            come = T.alloc_cluster_barrier([1])
+            T.fill(target, 0)
+            if synced:
+                T.cluster_sync()
+            if pid == 0:
+                for i in T.Parallel(256):
+                    source[i] = A[i]
+                T.copy_cluster(source, target, dst_block=1, remote_barrier=come[0])
+            if pid == 1:
+                if waits:
+                    T.mbarrier_wait_parity(come[0], 0)
+                for i in T.Parallel(256):
+                    B[i] = target[i]
+
+    return kernel
+
+
+def test_a_block_waits_for_what_another_one_stores():
+    a, b = torch.randn(256), torch.zeros(256)
+    findings = tilelang.compile(exchange(), target="cuda:sm_90a").interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(a, b)
+    for lacking in ({"synced": False}, {"waits": False}):
+        assert tilelang.compile(exchange(**lacking), target="cuda:sm_90a").interpret(a, b)
+
+
+def test_parts_of_a_sum_meet_in_the_first_block():
+    """A product whose four blocks each add a part; a slot for each rank, and one mbarrier for three arrivals."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 256), "float16"), B: T.Tensor((256, 32), "float16"), C: T.Tensor((32, 32), "float32")):
+        with T.Kernel(4, threads=128, cluster_dims=(4, 1, 1)):
+            a, b = T.alloc_shared((32, 64), "float16"), T.alloc_shared((64, 32), "float16")
+            c = T.alloc_fragment((32, 32), "float32")
+            parts = T.alloc_shared((4, 32, 32), "float32")
+            come = T.alloc_cluster_barrier([3])
+            rank = T.block_rank_in_cluster()
+            T.copy(A[0, rank * 64], a)
+            T.copy(B[rank * 64, 0], b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, parts[rank, :, :])
+            T.cluster_sync()
+            if rank != 0:
+                T.copy_cluster(parts[rank, :, :], parts[rank, :, :], dst_block=0, remote_barrier=come[0])
+            if rank == 0:
+                T.mbarrier_wait_parity(come[0], 0)
+                for i, j in T.Parallel(32, 32):
+                    C[i, j] = parts[0, i, j] + parts[1, i, j] + parts[2, i, j] + parts[3, i, j]
+
+    a, b, c = torch.randn(32, 256).half(), torch.randn(256, 32).half(), torch.zeros(32, 32)
+    findings = tilelang.compile(kernel, target="cuda:sm_90a").interpret(a, b, c)
+    assert not findings, findings.report()
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-3, atol=1e-3)

@@ -100,3 +100,15 @@ def test_what_is_refused(wrong):
         def kernel(A: T.Tensor((16,), "float32")):
             with T.Kernel(1, threads=32):
                 wrong(A, T.alloc_shared((16,), "float32"), T.alloc_local((16,), "float32"))
+
+
+@pytest.mark.parametrize(("option", "value"), [("saturate", True), ("operator", "xor")])
+def test_options_of_products_are_not_dropped(option, value):
+    with pytest.raises(TileError, match=f"argument `{option}`"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((16,), "float16")):
+            with T.Kernel(1, threads=32):
+                x, c = T.alloc_local((8,), "float16"), T.alloc_local((4,), "float32")
+                types = "row", "col", "fp16", "fp16", "fp32"
+                T.ptx_mma("float32", "m16n8k16", *types, x.data, 0, x.data, 0, c.data, 0, **{option: value})

@@ -9,6 +9,7 @@ import pytest
 
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.language import misuse
 from torch_tile.language.misuse import FAMILIES, INSTEAD, instead
 
 
@@ -51,3 +52,42 @@ def test_refusals_name_what_there_is():
 
 def test_what_works_is_not_refused_as_well():
     assert not [name for name in INSTEAD if name in HERE and not inspect.ismodule(vars(T)[name])]
+
+
+# Keywords of other languages: (function of T, keyword, what the advice must name).
+FOREIGN_KEYWORDS = (
+    ("copy", "mask", "writes there are dropped"),
+    ("copy", "other", "annotate_safe_value"),
+    ("copy", "boundary_check", "reads outside"),
+    ("Kernel", "grid", "T.Kernel(m, n"),
+    ("Kernel", "num_warps", "threads=128"),
+    ("Kernel", "num_stages", "T.Pipelined"),
+    ("Kernel", "num_threads", "`threads`"),
+    ("gemm", "alpha", "T.Parallel(m, n)"),
+    ("gemm", "accum_dtype", "dtype of C"),
+    ("gemm", "out", "third operand"),
+    ("Parallel", "step", "A[start + step * i]"),
+    ("Pipelined", "unroll", "leave it out"),
+    ("alloc_shared", "init", "T.clear(tile)"),
+    ("reduce_sum", "keepdim", "(m, 1) keeps the dimension"),
+    ("reduce_max", "dtype", "dtype of the result"),
+    ("fill", "dtype", "T.alloc_"),
+)
+
+
+@pytest.mark.parametrize(("function", "keyword", "advice"), FOREIGN_KEYWORDS)
+def test_keywords_of_other_languages_have_advice(function: str, keyword: str, advice: str) -> None:
+    text = f"{function}() got an unexpected keyword argument {keyword!r}"
+    found = misuse.bad_call(function, getattr(T, function), text, None)
+    assert found.code == "unknown_keyword" and advice in str(found), found
+
+
+def test_advice_is_for_keywords_that_no_function_has() -> None:
+    """A row of the table names functions of T, and no parameter of any of them."""
+    for functions, keywords, _ in misuse._KEYWORDS:
+        named = [name for name in dir(T) if re.fullmatch(functions, name) and callable(getattr(T, name))]
+        assert named, functions
+        for name in named:
+            own = inspect.signature(getattr(T, name)).parameters.values()
+            taken = [p.name for p in own if p.kind is not p.VAR_POSITIONAL and re.fullmatch(keywords, p.name)]
+            assert not taken, (name, taken)

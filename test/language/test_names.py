@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names as TIR spells them: T.Var, T.let, T.Let, T.PrimExpr, T.Buffer and T.alloc_buffer."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
@@ -228,3 +231,30 @@ def test_a_result_by_position_that_nothing_writes_is_warned_of():
     a = torch.randn(4)
     b, c = made(a)
     assert torch.equal(a, b) and c.shape == (2,)
+
+
+# What these mean in any function: operands of arithmetic, and TIR's parts that the language has no use for.
+PLAIN = {"x", "y", "a", "b", "value", "mask", "dtype", "lanes", "buffer", "shape", "span", "annotations"}
+
+
+def documented(function):
+    """What a docstring says, with those of the functions that it refers to."""
+    text = inspect.getdoc(function) or ""
+    referred = [getattr(T, name, None) for name in re.findall(r"T\.(\w+)|`(make_\w+)`", text) for name in name if name]
+    return text + "".join(inspect.getdoc(found) or "" for found in referred if callable(found))
+
+
+def test_parameters_are_typed_and_explained():
+    """Every public function says what each of its parameters is, or which function says it."""
+    lacking = []
+    for name in T.__all__:
+        function = getattr(T, name)
+        if not callable(function) or inspect.isclass(function) or isinstance(function, str):
+            continue
+        text = documented(function)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.annotation is parameter.empty:
+                lacking.append(f"T.{name}: `{parameter.name}` has no type")
+            if parameter.name not in PLAIN and not re.search(rf"\b{parameter.name}\b", text):
+                lacking.append(f"T.{name}: `{parameter.name}` is not explained")
+    assert not lacking, "\n".join(lacking)

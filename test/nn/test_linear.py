@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import re
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from torch_tile import nn
 from torch_tile.nn import GatedMLP, Linear
 
 REFERENCE = {
@@ -59,3 +63,30 @@ def test_agrees_with_transformers(bias: bool, activation: str, theirs: str, seed
     ours.load_state_dict(stock.state_dict())
     x = torch.randn(2, 7, 36)
     torch.testing.assert_close(ours(x).double(), stock.double()(x.double()), rtol=1e-4, atol=1e-5)
+
+
+NO_TENSORS = (np.ones((4, 64), dtype=np.float32), [[1.0] * 64], None, 3)
+
+
+@pytest.mark.parametrize("value", NO_TENSORS, ids=lambda value: type(value).__name__)
+def test_layers_name_the_argument_that_is_no_tensor(value) -> None:
+    """Each layer says which argument it is, and never that some type has no attribute."""
+    classes, labels = torch.randn(4, 10), torch.zeros(4, dtype=torch.long)
+    calls = [
+        (nn.Linear(64, 8), (value,), "x"),
+        (nn.LayerNorm(64), (value,), "x"),
+        (nn.RMSNorm(64), (value,), "x"),
+        (nn.GatedMLP(64, 32), (value,), "x"),
+        (nn.Attention(64, 4), (value,), "x"),
+        (nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 64), "nf4"), (value,), "input"),
+        (nn.Int8Linear.from_linear(torch.nn.Linear(64, 64)), (value,), "input"),
+        (nn.Float8Linear.from_linear(torch.nn.Linear(64, 64)), (value,), "input"),
+        (nn.CrossEntropyLoss(), (value, labels), "input"),
+        (nn.CrossEntropyLoss(), (classes, value), "target"),
+        (nn.LinearCrossEntropyLoss(10, 5), (value, labels), "input"),
+        (nn.LinearCrossEntropyLoss(10, 5), (classes, value), "target"),
+    ]
+    for layer, given, name in calls:
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            layer(*given)
+        assert re.search(rf"\b{name}\b", str(caught.value)), (layer, caught.value)

@@ -11,7 +11,7 @@ import re
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import torch_tile  # noqa: F401
 from torch_tile.ops.registration import SCHEMAS
@@ -22,11 +22,6 @@ DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 each_op = pytest.mark.parametrize("op", sorted(SCHEMAS) if ALL else ["drawn"])
-
-
-def ops_of(op, seed):
-    """The ops that a test takes: its own, or some that the seed draws."""
-    return [op] if ALL else random.Random(seed).sample(sorted(SCHEMAS), OPS_DRAWN)
 
 
 def outcome(op, args):
@@ -48,11 +43,15 @@ def check(got, wanted, dtype):
         torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE[dtype] * max(1.0, largest), equal_nan=True)
 
 
-def drawn(op, dtype, samples, seed, forms):
-    """Some of the forms of an op's samples; `forms(args)` gives those of one."""
-    found = [(args, form) for args in samples(op, seed, dtype) for form in forms(args)]
-    source = random.Random(f"{op} {seed}")
-    return found if ALL else source.sample(found, min(1, len(found)))
+def drawn(op, dtype, samples, seed, forms, but=()):
+    """The op itself, or some that the seed draws, `but` left out: each with some of the forms of its samples.
+
+    `forms(args)` gives the forms of one sample. Each result is the op, the sample's arguments and the form.
+    """
+    ops = [op] if ALL else random.Random(seed).sample(sorted(SCHEMAS), OPS_DRAWN)
+    for each in ops:
+        found = [(each, args, form) for args in samples(each, seed, dtype) for form in forms(args) if each not in but]
+        yield from found if ALL else random.Random(f"{each} {seed}").sample(found, min(1, len(found)))
 
 
 def longer_dimensions(args):
@@ -61,37 +60,39 @@ def longer_dimensions(args):
     return [(n, d) for n, x in enumerate(tensors) for d, size in enumerate(x.shape) if size > 1]
 
 
+def first_elements(op, dtype, samples, seed):
+    """Tensors of samples, cut to the first element of a longer dimension: the op, the dimension, the cut tensor, its
+    shape before, and a function that calls the op with a tensor in its place.
+    """
+    for each, args, (n, d) in drawn(op, dtype, samples, seed, longer_dimensions, DENSE):
+        leaves, spec = tree_flatten(args)
+        at = [m for m, x in enumerate(leaves) if isinstance(x, torch.Tensor)][n]
+        print(each, "tensor", n, "dimension", d)
+
+        def call(x, op=each, leaves=leaves, spec=spec, at=at):
+            return outcome(op, tree_unflatten([*leaves[:at], x, *leaves[at + 1 :]], spec))
+
+        yield each, d, leaves[at].narrow(d, 0, 1), leaves[at].shape, call
+
+
 @each_op
 @dtypes
 def test_expanded_tensors(op, dtype, samples, seed):
     """A dimension without a stride holds the same numbers as its copies."""
-    ops = [each for each in ops_of(op, seed) if each not in DENSE]
-    forms = [(op, *form) for op in ops for form in drawn(op, dtype, samples, seed, longer_dimensions)]
-    for op, args, (n, d) in forms:
-        print(op, "tensor", n, "dimension", d)
-        leaves, spec = torch.utils._pytree.tree_flatten(args)
-        at = [m for m, x in enumerate(leaves) if isinstance(x, torch.Tensor)][n]
-        leaves[at] = leaves[at].narrow(d, 0, 1).expand_as(leaves[at])
-        got = outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec))
-        leaves[at] = leaves[at].clone(memory_format=torch.contiguous_format)
-        check(got, outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec)), dtype)
+    for _, _, x, shape, call in first_elements(op, dtype, samples, seed):
+        expanded = x.expand(shape)
+        check(call(expanded), call(expanded.clone(memory_format=torch.contiguous_format)), dtype)
 
 
 @each_op
 @dtypes
 def test_a_dimension_of_one_element_has_any_stride(op, dtype, samples, seed):
     """Nothing is read by the stride of a dimension of size 1."""
-    ops = [each for each in ops_of(op, seed) if each not in DENSE]
-    forms = [(op, *form) for op in ops for form in drawn(op, dtype, samples, seed, longer_dimensions)]
-    for op, args, (n, d) in forms:
-        leaves, spec = torch.utils._pytree.tree_flatten(args)
-        at = [m for m, x in enumerate(leaves) if isinstance(x, torch.Tensor)][n]
-        leaves[at] = x = leaves[at].narrow(d, 0, 1).clone(memory_format=torch.contiguous_format)
-        wanted = outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec))
-        stride = random.Random(f"{op} {seed} {d}").choice((0, 1, 7, 2 * x.numel() + 1))
-        print(op, "tensor", n, "dimension", d, "stride", stride)
-        leaves[at] = x.as_strided(x.shape, (*x.stride()[:d], stride, *x.stride()[d + 1 :]))
-        check(outcome(op, torch.utils._pytree.tree_unflatten(leaves, spec)), wanted, dtype)
+    for each, d, x, _, call in first_elements(op, dtype, samples, seed):
+        x = x.clone(memory_format=torch.contiguous_format)
+        stride = random.Random(f"{each} {seed} {d}").choice((0, 1, 7, 2 * x.numel() + 1))
+        print("stride", stride)
+        check(call(x.as_strided(x.shape, (*x.stride()[:d], stride, *x.stride()[d + 1 :]))), call(x), dtype)
 
 
 def other_sizes(args):
@@ -104,9 +105,8 @@ def other_sizes(args):
 @dtypes
 def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
     """A size becomes 0 or 1 in all tensors that have it."""
-    forms = [(op, *form) for op in ops_of(op, seed) for form in drawn(op, dtype, samples, seed, other_sizes)]
-    for op, args, (size, new) in forms:
-        print(op, "size", size, "becomes", new)
+    for each, args, (size, new) in drawn(op, dtype, samples, seed, other_sizes):
+        print(each, "size", size, "becomes", new)
 
         def cut(x, size=size, new=new):
             for d in range(x.dim()):
@@ -114,20 +114,19 @@ def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
             return x
 
         cuts = tree_map_only(torch.Tensor, cut, args)
-        check(outcome(op, cuts), outcome(op, to_double(cuts)), dtype)
+        check(outcome(each, cuts), outcome(each, to_double(cuts)), dtype)
 
 
 @each_op
 @dtypes
 def test_meta_and_inference_mode(op, dtype, samples, seed):
     """Meta tensors give results of the same form, inference mode the same numbers."""
-    forms = [(op, *form) for op in ops_of(op, seed) for form in drawn(op, dtype, samples, seed, lambda _: [None])]
-    for op, args, _ in forms:
-        print(op)
-        wanted = outcome(op, args)
+    for each, args, _ in drawn(op, dtype, samples, seed, lambda _: [None]):
+        print(each)
+        wanted = outcome(each, args)
         with torch.inference_mode():
-            check(outcome(op, args), wanted, dtype)
-        for a, b in zip(outcome(op, tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)), wanted, strict=True):
+            check(outcome(each, args), wanted, dtype)
+        for a, b in zip(outcome(each, tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)), wanted, strict=True):
             assert (a.device.type, a.shape, a.stride(), a.dtype) == ("meta", b.shape, b.stride(), b.dtype)
 
 

@@ -97,3 +97,12 @@ def count_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launchers take CPU tensors for a GPU's."""
     monkeypatch.setattr(cuda_launch.CudaLauncher, "kind", "cpu")
     monkeypatch.setattr(cuda_launch.CudaLauncher, "index_of", lambda self, args: 0)
+
+
+class OnCpu(cuda_launch.CudaLauncher):
+    """Takes CPU tensors for a GPU's."""
+
+    kind = "cpu"
+
+    def index_of(self, args):
+        return 0

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from fake_cuda import OnCpu
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
@@ -15,28 +16,9 @@ from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.expr import Var
 from torch_tile.runtime import cuda_launch
-from torch_tile.runtime.cuda_launch import CudaLauncher, Launch, Plan, overlap, slot_of
-from torch_tile.runtime.native_launch import native
+from torch_tile.runtime.cuda_launch import Launch, Plan, overlap, slot_of
 
 CUBIN = b"\x7fELF and the rest"
-
-
-class OnCpu(CudaLauncher):
-    """Takes CPU tensors for a GPU's."""
-
-    kind = "cpu"
-
-    def index_of(self, args):
-        return 0
-
-
-@pytest.fixture(params=["python", "native"])
-def way(request, fake_cuda, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setattr(cuda_launch, "launch_function", lambda *_: None)
-    else:
-        assert native() is not None
-    return request.param
 
 
 def launcher_of(function, kinds=None, alignment=None, out_idx=(), **fields):

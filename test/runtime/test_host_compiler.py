@@ -260,3 +260,24 @@ def test_folders_are_no_part_of_the_key(monkeypatch):
     assert not link or link != found.link
     monkeypatch.setattr(host_compiler, "find_compiler", lambda: moved)
     assert compile_shared(source(1)) == first
+
+
+def test_a_compiler_of_cxx_that_does_not_work_is_named(monkeypatch, fresh_compiler, caplog):
+    """Another compiler is taken then, which the author did not choose."""
+    monkeypatch.setenv("CXX", "g++-of-nobody -O3")
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)  # it read CXX at its import
+    with caplog.at_level("WARNING", logger="torch_tile"):
+        found = find_compiler()
+    (record,) = caplog.records
+    assert "CXX names 'g++-of-nobody -O3', which does not work here" in record.message
+    assert found.command[0] in record.message
+
+
+def test_a_compiler_of_cxx_that_works_is_taken_quietly(monkeypatch, fresh_compiler, caplog):
+    found = find_compiler()
+    find_compiler.cache_clear()
+    monkeypatch.setenv("CXX", " ".join(found.command))
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
+    with caplog.at_level("WARNING", logger="torch_tile"):
+        assert find_compiler().command == found.command
+    assert not caplog.records

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from fake_cuda import OnCpu
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
@@ -10,16 +11,6 @@ from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.runtime import native_launch
-from torch_tile.runtime.cuda_launch import CudaLauncher
-
-
-class OnCpu(CudaLauncher):
-    """Takes CPU tensors for a GPU's."""
-
-    kind = "cpu"
-
-    def index_of(self, args):
-        return 0
 
 
 @pytest.fixture(params=["torch's function", "Python's method"])

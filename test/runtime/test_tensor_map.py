@@ -5,6 +5,7 @@ import ctypes
 
 import pytest
 import torch
+from fake_cuda import OnCpu
 
 import torch_tile.language as T
 from torch_tile.codegen.sources import CudaSource, Entry, MapArg
@@ -13,9 +14,6 @@ from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Var, to_expr
 from torch_tile.ir.stmt import dimensions
-from torch_tile.runtime import cuda_launch
-from torch_tile.runtime.cuda_launch import CudaLauncher
-from torch_tile.runtime.native_launch import native
 from torch_tile.runtime.tensor_map import (
     ALIGNMENT,
     KEPT,
@@ -127,24 +125,6 @@ def test_a_driver_that_knows_none(fake_cuda, monkeypatch):
 
 
 # Launches.
-
-
-class OnCpu(CudaLauncher):
-    """Takes CPU tensors for a GPU's."""
-
-    kind = "cpu"
-
-    def index_of(self, args):
-        return 0
-
-
-@pytest.fixture(params=["python", "native"])
-def way(request, fake_cuda, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setattr(cuda_launch, "launch_function", lambda *_: None)
-    else:
-        assert native() is not None
-    return request.param
 
 
 @pytest.fixture

@@ -1,58 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels in TileLang's styles, whose files import tilelang: run as they are, on the CPU and thread by thread."""
 
-import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile import compat
+from test.tilelang_kernels.cases import BF, BOTH, Case, H, floats, halves, run
 from torch_tile.utils.sparse import compress, randn_semi_sparse
-
-FILES = Path(__file__).parent / "files"
-
-
-@cache
-def load(name: str) -> Any:
-    """A file of kernels, imported while tilelang is served."""
-    compat.install()
-    try:
-        spec = importlib.util.spec_from_file_location(f"tilelang_kernels_{name}", FILES / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        compat.uninstall()
-    return module
-
-
-@dataclass
-class Case:
-    """`file.function(**sizes)`, called with what `inputs()` gives, shall give `reference(*inputs)`.
-
-    Without results the last argument counts. `targets` are those beside the CPU.
-    """
-
-    kernel: str
-    sizes: dict[str, Any]
-    inputs: Callable[[], list[Any]]
-    reference: Callable[..., Any]
-    tolerance: float = 1e-3
-    targets: tuple[str, ...] = ("cuda:sm_80",)
-    on_cpu: bool = True
-
-    @property
-    def name(self) -> str:
-        return f"{self.kernel}-" + "-".join(f"{k}{v}" for k, v in self.sizes.items())
-
-
-def floats(*shape, dtype=torch.float32):
-    return torch.randn(shape).to(dtype)
 
 
 def rotated(x, cos, sin):
@@ -82,10 +36,6 @@ def averaged(a):
 def quantized(x):
     scale = x.abs().amax(1).clamp(min=1e-4) / 127
     return [scale, (x / scale[:, None]).round().clamp(-127, 127).to(torch.int8)]
-
-
-def halves(*shape):
-    return floats(*shape, dtype=torch.float16)
 
 
 def scaled_product(a, b, s, t):
@@ -179,8 +129,6 @@ def delta(q, k, v, beta):
     return out
 
 
-H, BF = torch.float16, torch.bfloat16
-BOTH = ("cuda:sm_80", "cuda:sm_90a")
 CASES = [
     Case("elementwise.add", {}, lambda: [floats(50, 70), floats(50, 70)], lambda a, b: a + b),
     Case("elementwise.vector_add_dynamic", {}, lambda: [floats(1000), floats(1000)], lambda a, b: a + b),
@@ -332,28 +280,6 @@ CASES = [
                        * s[..., None].float()).view(3, 512).half(), 0.0),
     Case("newer_forms.counted_signs", {"N": 70}, lambda: [floats(70)], lambda a: a.sign().int()),
 ]  # fmt: skip
-
-
-def listed(value: Any) -> list[torch.Tensor]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def run(case: Case, target: str) -> None:
-    file, _, function = case.kernel.partition(".")
-    made = getattr(load(file), function).on(target)
-    inputs = case.inputs()
-    expected = listed(case.reference(*[x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]))
-    kernel = made.compile(**case.sizes) if made.is_lazy else made.compile(*inputs, **case.sizes)
-    if target == "cpu":
-        results = kernel(*inputs)
-    else:
-        findings = kernel.interpret(*inputs)
-        assert not findings, findings.report()
-        results = findings.outputs or None
-    got = [x for x in inputs if isinstance(x, torch.Tensor)][-1:] if results is None else listed(results)
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=case.tolerance, atol=case.tolerance)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.on_cpu], ids=lambda c: c.name)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import ast
+import importlib
 import inspect
 from dataclasses import fields
 
@@ -32,6 +33,24 @@ def test_the_stub_names_everything() -> None:
     wanted = stub.public_names().keys()
     assert len(wanted) > 380 and {"copy", "gemm", "exp2", "float16", "reduce_max", "Tensor"} <= wanted
     assert wanted <= names and set(language.__all__) <= names
+
+
+def test_editors_see_what_the_package_imports_when_it_is_asked_for() -> None:
+    """Each name of the lazy table is imported for type checkers, from where the table says; submodules they find."""
+    block = next(node for node in ast.parse(inspect.getsource(torch_tile)).body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    seen = {
+        each.asname or each.name: (node.module, each.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+    for name, place in torch_tile._LAZY.items():
+        module, _, attribute = place.partition(":")
+        if not name.startswith("_") and module != name:
+            where = f"torch_tile.{module}" if attribute else f"torch_tile.{module}".rpartition(".")[0]
+            assert seen.get(name) == (where, attribute or name), name
+            assert getattr(importlib.import_module(where), attribute or name) is getattr(torch_tile, name)
 
 
 @pytest.mark.parametrize("module", [language, torch_tile, nn, ops], ids=lambda m: m.__name__)

@@ -47,7 +47,7 @@ def get_autotune_inputs() -> Sequence[Any] | None:
 def autotune(
     function: Any = None,
     *,
-    configs: Configs,
+    configs: Configs | None = None,
     do_not_specialize: Sequence[str | int] = (),
     **settings: Unpack[SearchSettings],
 ) -> Any:
@@ -68,6 +68,11 @@ def autotune(
     - `supply_type` or `supply_prog`: make the inputs of lazy kernels. Eager kernels are timed on the call's tensors,
       with copies of those that they write.
     """
+    if configs is None:
+        lists = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
+        one = ", ".join(f"{name!r}: {value[0]!r}" for name, value in lists.items() if value) or "'block': 64"
+        fix = f"give a list with a dict for each configuration, configs=[{{{one}}}, ...]"
+        raise error("bad_argument", None, op="autotune", name="configs", why="is missing", fix=fix)
     made = settings_of("autotune", settings)
 
     def decorate(decorated: Any) -> AutotunedFunction:

@@ -162,10 +162,19 @@ class Settings:
                 raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
             if name not in known:
                 near = nearest(name, known)
-                fix = f"did you mean {near}?" if near else f"give one of {', '.join(known)}"
+                fix = FOREIGN.get(name) or (f"did you mean {near}?" if near else f"give one of {', '.join(known)}")
                 raise error("bad_argument", None, op=op, name=name, why="is not a setting", fix=fix)
         return replace(self, **given)
 
+
+FOREIGN = {
+    "key": "leave it out: new arguments start a search; do_not_specialize names those that start none",
+    "prune_configs_by": "`prune=3.0` leaves out what the cost model calls so many times slower",
+    "reset_to_zero": "leave it out: each configuration gets copies of the tensors that the kernel writes",
+    "restore_value": "leave it out: each configuration gets copies of the tensors that the kernel writes",
+    "cache_results": "leave it out: results are kept on disk",
+}
+"""What settings of Triton's are called here, or why there is none."""
 
 NUMBERS = ("warmup", "rep", "rtol", "atol", "max_mismatched_ratio", "early_stop_factor")
 """Settings that are numbers and never None."""

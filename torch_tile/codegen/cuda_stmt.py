@@ -125,7 +125,7 @@ class CudaStatements(Statements):
         self.names.release(var)
 
     def pair(self, store: Store, second: Expr, loop: For) -> None:
-        """Print two neighbours narrowed by one instruction, or already widened together."""
+        """Print two neighbours narrowed or multiplied by one instruction, or already widened together."""
         where, var = self.text.element(store.buffer, store.indices), loop.vars[0]
 
         def order(a: Expr, b: Expr) -> bool | None:
@@ -140,6 +140,10 @@ class CudaStatements(Statements):
         if (found := _float8_pair(store, second)) is not None:
             places = ", ".join(self.text.index(x.indices[0]) for x in found)
             self.line(f"tile::widen_pair(&{where}, {self.names.of(found[0].buffer)}, {places});", store.span)
+            return
+        if (loads := _product_pair(store, second, var)) is not None:
+            factors = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in loads)
+            self.line(f"tile::multiply_pair(&{where}, {factors});", store.span)
             return
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
@@ -264,6 +268,30 @@ def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
     if high.buffer is not buffer or buffer.scope != "local" or buffer.dtype != dt.float8_e4m3fn:
         return None
     return (low, high) if size is not None and len(size) == 1 and size[0] % 4 == 0 else None
+
+
+def _product_pair(store: Store, second: Expr, var: Var) -> tuple[Load, Load] | None:
+    """Return the first factors of two products, if factors are neighbours in local arrays of the result's own dtype.
+
+    None if one is not. The products of 16-bit floats alone have an instruction for both.
+    """
+    kind = store.buffer.dtype
+    if kind not in (dt.float16, dt.bfloat16):
+        return None
+    products = [x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second)]
+    if not all(isinstance(x, Binary) and x.op == "*" and x.dtype == kind for x in products):
+        return None
+    factors = []
+    for low, high in zip(*((x.a, x.b) for x in products), strict=True):
+        if not (isinstance(low, Load) and isinstance(high, Load)) or low.buffer is not high.buffer:
+            return None
+        if low.buffer.dtype != kind or low.buffer.scope != "local" or len(low.indices) != 1:
+            return None
+        between = Binary("-", high.indices[0], low.indices[0])
+        if not _is(between, 1) or not _is(Binary("%", low.indices[0], const(2, low.indices[0].dtype)), 0, var):
+            return None
+        factors.append(low)
+    return factors[0], factors[1]
 
 
 def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:

@@ -209,10 +209,10 @@ class CudaText(Text):
     def arguments(self, call: Call) -> str:
         """C++ text of a call's arguments."""
         into = call.args[0] if call.args else None
-        stored = into.buffer.dtype if call.name == "atomic" and isinstance(into, Address) else None
-        return ", ".join(
-            self.value(a) if isinstance(a, Address) or stored is None else self._operand(a, stored) for a in call.args
-        )
+        operands = [self.value(a) for a in call.args]
+        if call.name in ("atomic", "store_at_rank") and isinstance(into, Address):
+            operands[1] = self._operand(call.args[1], into.buffer.dtype)
+        return ", ".join(operands)
 
     def _operand(self, expr: Expr, to: DType) -> str:
         """Print an operand whose C++ type must be exactly `to`'s."""

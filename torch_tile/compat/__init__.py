@@ -80,6 +80,10 @@ def install(tvm: bool = True) -> None:
     Kernels called on tensors that require gradients warn that results have none; elsewhere such calls are errors.
     Calls after the first change nothing. Raises ImportError where the real module is imported already.
     """
+    if not isinstance(tvm, bool):
+        raise TypeError(
+            f"install: tvm is {tvm!r}; expected True or False: whether `import tvm` is served beside `import tilelang`"
+        )
     for name in ("tilelang", "tvm")[: 1 + tvm]:
         if name in _serving:
             continue

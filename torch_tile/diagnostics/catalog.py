@@ -130,7 +130,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
-        "T.reduce_sum and the like fold them",
+        "T.reduce_sum and the like fold them; `X.shape[0]` is a size",
     ),
     "bad_operand": (
         "`{op}` cannot take {got}",
@@ -218,6 +218,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` is returned, but no statement writes it: it would hold garbage",
         "{fix}",
     ),
+    "writes_nothing": (
+        "`{name}` writes no tensor: a call of it changes nothing",
+        "write a parameter or a result of T.empty, `Y[i] = x` or T.copy(tile, Y)",
+    ),
     "only_updated": (
         "`{buffer}` is returned, and each write only updates what stood there: it would hold garbage",
         "set it first: `T.clear({buffer})` in a T.Kernel before this one, or a parameter that the caller fills",
@@ -225,6 +229,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unwritten_part": (
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
+    ),
+    "block_race": (
+        "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
+        "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",

@@ -14,13 +14,16 @@ R = TypeVar("R")
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the name of `known` that is spelt most like `name`, in either case of letters; "" if none is.
 
-    A part of a name between underlines counts as near: `stages` means `num_stages`.
+    A part of a name between underlines counts as near, `stages` means `num_stages`, and so does its beginning.
     """
     from difflib import get_close_matches  # not before: `import torch_tile` needs none of it
 
     spellings = {k.lower(): k for k in known}
-    found = [k for k in spellings if name.lower() in k.split("_")] or get_close_matches(
-        name.lower(), spellings, 1, cutoff
+    low = name.lower()
+    found = (
+        [k for k in spellings if low in k.split("_")]
+        or get_close_matches(low, spellings, 1, cutoff)
+        or [k for k in spellings if len(low) > 2 and k.startswith(low)]
     )
     return spellings[found[0]] if found else ""
 

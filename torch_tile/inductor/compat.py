@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any, cast
@@ -197,9 +196,16 @@ def isolated_compile() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_caches() -> Iterator[None]:
-    """Disable all compile caches, since passes do not run on a graph that comes from a cache."""
-    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")  # torch's, of what is done here on purpose
-    with inductor_config().patch(force_disable_caches=True):
+    """Disable the caches of whole graphs, since passes do not run on a graph that comes from one.
+
+    Single kernels are still found in caches: `force_disable_caches` would compile each of them again.
+    """
+    from torch._functorch import config as aot_autograd
+
+    with (
+        inductor_config().patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        aot_autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+    ):
         yield
 
 

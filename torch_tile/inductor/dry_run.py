@@ -38,7 +38,8 @@ def dry_run(
     """
     patches, settings = split_options(mode, options)
 
-    def refine(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    def compile_graph(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        """Run the passes behind Inductor's own, and return the graph as a function."""
         rows = TilePass("post_grad", settings).run(graph.graph).rows
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
             node.target = torch.ops.aten.reshape.default  # a kernel's result may have other strides; Inductor copies
@@ -50,7 +51,7 @@ def dry_run(
     with compat.inductor_config().patch({**patches, **joint}):
         TilePass("pre_grad", settings)(gm.graph)
         gm.recompile()
-        return compat.compile_without_codegen(gm, example_inputs, refine)
+        return compat.compile_without_codegen(gm, example_inputs, compile_graph)
 
 
 dry_run.captures_scans = True  # type: ignore[attr-defined]  # as `tile` does

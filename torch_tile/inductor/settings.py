@@ -43,5 +43,7 @@ def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settin
     unknown = [f for f in families if f not in FAMILIES]
     if unknown:
         meant = did_you_mean(str(unknown[0]), FAMILIES)
+        if (several := [f.strip() for f in str(unknown[0]).split(",")])[1:]:
+            meant = f"; write a list, {several}"
         raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}{meant}')
     return Settings(select, tuple(f for f in FAMILIES if f in families), thorough)

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -35,6 +35,25 @@ class Replacement:
         return f"{self.name or '(the model)'}: {self.old} -> {self.new}"
 
 
+class Replacements(list[Replacement]):
+    """What `replace_layers` changed. It is no model: a use as one says that the model itself was changed."""
+
+    def __call__(self, *args: object, **named: object) -> NoReturn:
+        """Raise the TypeError for a call as of a model."""
+        raise TypeError(f"called as a model: {_NO_MODEL}")
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(nn.Module, name):
+            raise AttributeError(f"`{name}` of a model: {_NO_MODEL}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_NO_MODEL = (
+    "replace_layers changes the model in place and returns the list of what it replaced; write "
+    "`replace_layers(model)` by itself, and call `model`"
+)
+
+
 @names_parameters
 def replace_layers(
     model: nn.Module,
@@ -47,7 +66,7 @@ def replace_layers(
     scan: bool = False,
     experts: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
-) -> list[Replacement]:
+) -> Replacements:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
 
     Parameters, their names, hooks, ties and the state dict stay as they are. Only layers that compute the same up to
@@ -92,7 +111,7 @@ def replace_layers(
             raise TypeError(f"replace_layers: filter_fn returns None for the layer {name!r}; expected True or False")
         return bool(chosen)
 
-    done = []
+    done = Replacements()
     for name, module in list(model.named_modules()):
         old = type(module).__name__
         plan = (plan_quantized(module) if quantized else None) or plan_for(module, kinds)

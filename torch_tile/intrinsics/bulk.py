@@ -22,6 +22,7 @@ from torch_tile.ir.stmt import Do
 
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")
+OF_CLUSTER = "cluster"  # an option: arrivals and waits that order accesses across blocks
 MULTICAST = "multicast"  # an option of `tma_load`, whose last operand is then a mask of blocks
 
 
@@ -46,9 +47,12 @@ def fence_barrier_init() -> Do:
     return effect("fence_barrier_init")
 
 
-def mbarrier_wait(barrier: Address, parity: Any) -> Do:
-    """Wait until the phase of this parity has completed. This thread then sees the results of its copies."""
-    return effect("mbarrier_wait", barrier, _int(parity))
+def mbarrier_wait(barrier: Address, parity: Any, of_cluster: bool = False) -> Do:
+    """Wait until the phase of this parity has completed. This thread then sees the results of its copies.
+
+    With `of_cluster` it also sees what threads of other blocks stored before they arrived with `of_cluster`.
+    """
+    return effect("mbarrier_wait", barrier, _int(parity), options=(OF_CLUSTER,) if of_cluster else ())
 
 
 def own_phase(barrier: Address) -> Do:
@@ -60,9 +64,13 @@ def own_phase(barrier: Address) -> Do:
     return effect("own_phase", barrier)
 
 
-def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
-    """Arrive at a barrier; with `block`, at the same barrier of the block of the cluster that has this rank."""
-    return effect("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
+def mbarrier_arrive(barrier: Address, block: Expr | None = None, of_cluster: bool = False) -> Do:
+    """Arrive at a barrier; with `block`, at the same barrier of the block of the cluster that has this rank.
+
+    With `of_cluster`, threads that wait with `of_cluster` see this thread's earlier stores, in whatever block.
+    """
+    options = (OF_CLUSTER,) if of_cluster else ()
+    return effect("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)), options=options)
 
 
 def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
@@ -229,9 +237,9 @@ def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: A
 
 _declare("mbarrier_init", 1, "mbarrier.h", sync=Sync.INIT, scope=Scope.MBARRIER)
 _declare("fence_barrier_init", 0, "mbarrier.h", sync=Sync.FENCE, scope=Scope.MBARRIER)
-_declare("mbarrier_wait", 2, "mbarrier.h", sync=Sync.WAIT, scope=Scope.MBARRIER)
+_declare("mbarrier_wait", 2, "mbarrier.h", cuda=lambda call: _in_scope(call), sync=Sync.WAIT, scope=Scope.MBARRIER)
 _declare("own_phase", 1, "mbarrier.h", idle=True)
-_declare("mbarrier_arrive", -1, "mbarrier.h", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
+_declare("mbarrier_arrive", -1, "mbarrier.h", cuda=lambda call: _in_scope(call), sync=Sync.ARRIVE, scope=Scope.MBARRIER)
 _declare("warp_arrive", -1, "mbarrier.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
 _declare("mbarrier_expect", 2, "mbarrier.h", sync=Sync.EXPECT, scope=Scope.MBARRIER)
 _declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: _tma_load_name(call), engine=Engine.BULK)
@@ -251,6 +259,11 @@ _declare("grid_launch", 0, "sync.h", arch=AMPERE, sync=Sync.ARRIVE, scope=Scope.
 _declare("cluster_arrive", 0, "sync.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.CLUSTER, idle=True)
 _declare("cluster_arrive_relaxed", 0, "sync.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.CLUSTER, idle=True)
 _declare("cluster_wait", 0, "sync.h", convergent="warp", sync=Sync.WAIT, scope=Scope.CLUSTER, idle=True)
+
+
+def _in_scope(call: Call) -> str:
+    """Return the CUDA function of an arrival or wait, by whether it orders accesses of other blocks."""
+    return f"{call.name}{''.join(map(_suffix, call.options))}"
 
 
 def _tma_load_name(call: Call) -> str:

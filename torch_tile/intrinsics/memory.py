@@ -178,6 +178,11 @@ def at_rank(address: Address, rank: Any) -> Expr:
     return Call("at_rank", (address, cast(to_expr(rank), dt.int32)), address.buffer.dtype)
 
 
+def store_at_rank(address: Address, value: Expr, rank: Any) -> Do:
+    """Store a value at a shared-memory address in the block of the cluster that has this rank."""
+    return effect("store_at_rank", address, cast(value, address.buffer.dtype), cast(to_expr(rank), dt.int32))
+
+
 def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
     """Return `c` plus the sum of the products of four signed bytes of `a` with those of `b` (all int32)."""
     return Call("dp4a", (a, b, c), dt.int32)
@@ -300,6 +305,7 @@ _gpu(
 _gpu("memory_fence", 0, "cuda_atomic.h", "memory_fence", sync=Sync.FENCE, scope=Scope.GRID)
 _gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),), atomic=True)
 _gpu("at_rank", 2, "memory.h", arch=HOPPER, effects=lambda call: (Access(0, "r", 1),))
+_gpu("store_at_rank", 3, "memory.h", arch=HOPPER, effects=lambda call: (Access(0, "w", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)
 

@@ -157,6 +157,7 @@ class Ranges:
         self._values: dict[Var, Expr] = {}
         self._elements: IdSet[Var] = IdSet()  # names of values that are computed from elements alone
         self._is_from_indices = IndexValues(elements=self._elements)
+        self._bits = IndexBits()
 
     # Entering scopes.
 
@@ -194,7 +195,7 @@ class Ranges:
             return new
         if not self._is_from_indices(value):
             self._elements.add(var)
-        beyond = not self.interval(value).within(range_of(dt.int64)) and IndexBits().leaves_64(value)
+        beyond = not self.interval(value).within(range_of(dt.int64)) and self._bits.leaves_64(value)
         if beyond or self.may_wrap(value):
             new._numeric[var] = range_of(var.dtype)
             new._enter(var)
@@ -320,7 +321,7 @@ class Ranges:
         if isinstance(expr, Unary) and expr.op == "-":
             return -self.interval(expr.a)
         if isinstance(expr, Cast) and not expr.a.dtype.is_float and expr.type.is_integer:
-            if expr.type not in EXACT and (self.may_wrap(expr.a) or IndexBits().leaves_64(expr.a)):
+            if expr.type not in EXACT and (self.may_wrap(expr.a) or self._bits.leaves_64(expr.a)):
                 return range_of(expr.type)  # `is_exact` looks into no cast
             inner = self.interval(expr.a)
             widening = expr.type in EXACT and expr.a.dtype == dt.int32

@@ -53,8 +53,10 @@ def _backward(op: str) -> Operator:
 
 
 def _for_builtins(span: Span | None) -> str:
-    """Return what to write for min() and max() of Python, if one of them is called at the span; else empty."""
+    """Return what to write for min() and max() of Python and for `match`, if one stands at the span; else empty."""
     source = span.source()[span.column :] if span else ""
+    if span and span.source().lstrip().startswith("case "):
+        return "write `if x == 0:`, `elif x == 1:` and `else:`, which the device runs: Python decides a `match`"
     return next((f"write T.{name}(x, y)" for name in ("min", "max") if source.startswith(f"{name}(")), "")
 
 
@@ -327,7 +329,8 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         raise error(
             "python_value", None, problem=f"{op} takes a tensor of torch, which the kernel does not know", fix=fix
         )
-    raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
+    kind = {"Handle": "the buffer", "Region": "the region"}.get(type(value).__name__, type(value).__name__)
+    raise error("bad_operand", None, op=op, got=f"{kind} {value!r}"[:80])
 
 
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
@@ -509,9 +512,9 @@ def _logical(op: str, a: Expr, b: Expr) -> Expr:
     return Binary(op, a, b)
 
 
-def truth(value: Any) -> Expr:
+def truth(value: Any, op: str = "a condition") -> Expr:
     """Convert `value` to a bool expression, as `if` reads it."""
-    x = to_expr(value)
+    x = to_expr(value, op=op)
     if x.dtype.kind == "bool":
         return x
     return binary("!=", x, 0)
@@ -541,7 +544,7 @@ def cast(value: Any, dtype: object) -> Expr:
         raise error("bad_dtype", None, got=dtype) from None
     if is_number(value) and to.name in dt.SATURATED:
         value = const(float(value), dt.float64)
-    x = to_expr(value, to if is_number(value) else None)
+    x = to_expr(value, to if is_number(value) else None, f"T.{to}")
     if isinstance(x, Cast) and x.dtype == dt.int32 and is_narrow(x.a.dtype):
         x = x.a  # the int32 has the same value
     if x.dtype == to:

@@ -54,7 +54,10 @@ class Swizzle:
 # element. `x[...]` holds the replicas, `^(bits,base,shift)` the swizzle.
 
 _FORM = re.compile(r"\s*\[(?P<dims>[^\]]*)\]\s*(x\[(?P<replicas>[^\]]*)\])?\s*(\^\((?P<swizzle>[^)]*)\))?\s*")
-FIX = "write it like [2:2r 8:4t | 4:1t 2:1r] x[4:32t], or [64:64m | 64:1m] ^(3,3,3) for memory"
+FIX = (
+    "write it like [2:2r 8:4t | 4:1t 2:1r] x[4:32t], or [64:64m | 64:1m] ^(3,3,3) for memory; "
+    "T.make_swizzled_layout(tile) avoids bank conflicts"
+)
 _DIGIT = re.compile(r"(\d+):(\d+)([trm])")
 
 

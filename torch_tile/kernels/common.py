@@ -192,3 +192,12 @@ def typical(problem: Problem) -> Problem:
     """Replace symbolic sizes of a dataclass by their typical values, for choices on which only speed depends."""
     hints = {name: x.node.hint for name, x in vars(problem).items() if isinstance(x, torch.SymInt)}
     return replace(problem, **hints) if hints else problem  # type: ignore[type-var]
+
+
+@T.macro
+def dot_rows(a: Any, b: Any, out: Any) -> None:
+    """Set `out` to the dot products of the rows of two tiles, computed in the type of `a`, a fragment."""
+    product = T.alloc_fragment(a.shape, a.dtype)
+    for i, j in T.Parallel(*a.shape):
+        product[i, j] = a[i, j] * T.cast(b[i, j], a.dtype)
+    T.reduce_sum(product, out, dim=1)

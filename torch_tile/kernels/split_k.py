@@ -68,45 +68,55 @@ def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
 
 @T.macro
 def join_parts(
-    part: Any, part_lse: Any, slot_of: Callable[[Any], Any], count: Any, row: Any, ahead: int
-) -> tuple[Any, Any]:
-    """Join the `count` parts `part[slot_of(n), row]` of a row by their weights `exp(part_lse[slot_of(n), row])`.
+    part: Any, part_lse: Any, slot_of: Callable[[Any], Any], count: Any, rows: Sequence[Any], ahead: int
+) -> list[tuple[Any, Any]]:
+    """Join the `count` parts `part[slot_of(n), row]` of each row by their weights `exp(part_lse[slot_of(n), row])`.
 
-    From `count` on, slots are outside of `part`, where loads give 0. Returns a fragment of the row's results, and its
-    log-sum-exp. Without visible keys these are 0 and -inf. `ahead` parts are read together, since memory's latency is
-    the cost. More take registers, so that fewer blocks run at once.
+    From `count` on, slots are outside of `part`, where loads give 0. Returns a fragment of each row's results, and its
+    log-sum-exp. Without visible keys these are 0 and -inf. `ahead` parts of all rows are read together, since memory's
+    latency is the cost. More take registers, so that fewer blocks run at once.
     """
     accum, latent = part.dtype, part.shape[2]
     infinity = T.infinity(accum)
-    acc = T.alloc_fragment((latent,), accum)
-    row_max = T.alloc_var(accum, -infinity)
-    row_sum = T.alloc_var(accum, 0.0)
-    T.clear(acc)
+    sums: list[Any] = [T.alloc_fragment((latent,), accum) for _ in rows]
+    maxima: list[Any] = [T.alloc_var(accum, -infinity) for _ in rows]
+    weight_sums: list[Any] = [T.alloc_var(accum, 0.0) for _ in rows]
+    for acc in sums:
+        T.clear(acc)
     for iteration in T.serial(T.ceildiv(count, ahead)):
-        logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in range(ahead)]
-        values = [T.alloc_fragment((latent,), accum) for _ in range(ahead)]
-        for n, log, value in zip(range(ahead), logs, values, strict=True):
+        logs: list[list[Any]] = [[T.alloc_var(accum, -infinity) for _ in rows] for _ in range(ahead)]
+        values = [[T.alloc_fragment((latent,), accum) for _ in rows] for _ in range(ahead)]
+        for n, its_logs, its_values in zip(range(ahead), logs, values, strict=True):
             slot = slot_of(iteration * ahead + n)
-            log = part_lse[slot, row]
-            T.copy(part[slot, row, 0:latent], value)
+            for row, log, value in zip(rows, its_logs, its_values, strict=True):
+                log = part_lse[slot, row]
+                T.copy(part[slot, row, 0:latent], value)
         # Apart from the loads: a load behind two tests becomes a branch, and branches make the loads wait in line.
-        for n, log in enumerate(logs):
-            log = T.if_then_else(iteration * ahead + n < count, log, -infinity)
-        highest = functools.reduce(T.max, logs, row_max)
-        level = T.if_then_else(highest == -infinity, 0.0, highest)
-        rescale = T.exp(row_max - level)
-        row_max = highest
-        row_sum = row_sum * rescale
-        for c in T.Parallel(latent):
-            acc[c] *= rescale
-        for value, log in zip(values, logs, strict=True):
-            weight = T.exp(log - level)
-            row_sum += weight
+        for n, its_logs in enumerate(logs):
+            for log in its_logs:
+                log = T.if_then_else(iteration * ahead + n < count, log, -infinity)
+        by_row = zip(sums, maxima, weight_sums, zip(*logs, strict=True), zip(*values, strict=True), strict=True)
+        for acc, row_max, row_sum, row_logs, row_values in by_row:
+            highest = functools.reduce(T.max, row_logs, row_max)
+            level = T.if_then_else(highest == -infinity, 0.0, highest)
+            rescale = T.exp(row_max - level)
+            row_max = highest
+            row_sum = row_sum * rescale
             for c in T.Parallel(latent):
-                acc[c] += weight * value[c]
-    for c in T.Parallel(latent):
-        acc[c] /= T.max(row_sum, 1.0)
-    return acc, row_max + T.log(T.max(row_sum, 1.0))
+                acc[c] *= rescale
+            for value, log in zip(row_values, row_logs, strict=True):
+                weight = T.exp(log - level)
+                row_sum += weight
+                for c in T.Parallel(latent):
+                    acc[c] += weight * value[c]
+    joined: list[tuple[Any, Any]] = []
+    for acc, row_max, row_sum in zip(sums, maxima, weight_sums, strict=True):
+        total = T.max(row_sum, 1.0)
+        share = 1.0 / total
+        for c in T.Parallel(latent):
+            acc[c] *= share
+        joined.append((acc, row_max + T.log(total)))
+    return joined
 
 
 @library_jit
@@ -130,9 +140,9 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
         with T.Kernel(rows, threads=128) as row:
             T.pdl_sync()
             T.pdl_trigger()
-            acc, log_sum = join_parts(part, part_lse, lambda n: n, splits, row, ahead)
-            T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
-            lse[row] = log_sum
+            for acc, log_sum in join_parts(part, part_lse, lambda n: n, splits, (row,), ahead):
+                T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
+                lse[row] = log_sum
 
     return combine
 

@@ -308,7 +308,9 @@ def reduce(
     buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True, *, batch: int = 1,
     nan_propagate: Any = False,
 ) -> None:  # fmt: skip
-    """T.reduce_<reduce_type>, of sum, max, min, absmax, abssum, bitand, bitor and bitxor.
+    """Call T.reduce_sum, or the reduction that `reduce_type` names, with the same operands.
+
+    It is "sum", "max", "min", "absmax", "abssum", "bitand", "bitor" or "bitxor".
 
     `nan_propagate` is for max, min and absmax.
     """

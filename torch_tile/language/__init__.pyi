@@ -461,7 +461,7 @@ def atanh(x: Any) -> Any:
     """`atanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def atomic_add(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False, use_tma: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: add.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: add.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -484,7 +484,7 @@ def atomic_addx4(dst: Any, value: Any, return_prev: builtins.bool = False, memor
     T.atomic_add does: `v[0]`, `v[1]`, ..."""
 
 def atomic_and(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: and.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: and.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -492,7 +492,7 @@ def atomic_and(dst: Any, value: Any, memory_order: builtins.str | None = None, r
     "seq_cst". Bitwise updates take integers and bool."""
 
 def atomic_max(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: max.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: max.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -500,7 +500,7 @@ def atomic_max(dst: Any, value: Any, memory_order: builtins.str | None = None, r
     "seq_cst". Bitwise updates take integers and bool."""
 
 def atomic_min(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: min.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: min.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -508,7 +508,7 @@ def atomic_min(dst: Any, value: Any, memory_order: builtins.str | None = None, r
     "seq_cst". Bitwise updates take integers and bool."""
 
 def atomic_or(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: or.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: or.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -516,7 +516,7 @@ def atomic_or(dst: Any, value: Any, memory_order: builtins.str | None = None, re
     "seq_cst". Bitwise updates take integers and bool."""
 
 def atomic_store(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: store.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: store.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -524,7 +524,7 @@ def atomic_store(dst: Any, value: Any, memory_order: builtins.str | None = None,
     "seq_cst". Bitwise updates take integers and bool."""
 
 def atomic_xor(dst: Any, value: Any, memory_order: builtins.str | None = None, return_prev: builtins.bool = False) -> Any:
-    """Update an element, or each element of a region, in one step that nobody divides: xor.
+    """Update `dst`, an element or each element of a region, in one step that nobody divides: xor.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -629,37 +629,51 @@ def isnan_(x: Any) -> Any:
     """`isnan(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def ldg128(src: Any, pred: Any = None) -> Any:
-    """The 128 bits of global memory from an element, or the first of a slice, on: a vector of 4 uint32.
+    """The 128 bits of global memory from `src` on: a vector of 4 uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Where `pred` does not hold, nothing is read and it is 0. Raises TileError for other memory, and where elements do not make 128 bits."""
 
 def ldg256(src: Any, pred: Any = None) -> Any:
-    """The 256 bits of global memory from an element, or the first of a slice, on: a vector of 8 uint32.
+    """The 256 bits of global memory from `src` on: a vector of 8 uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Where `pred` does not hold, nothing is read and it is 0. Raises TileError for other memory, and where elements do not make 256 bits."""
 
 def ldg32(src: Any, pred: Any = None) -> Any:
-    """The 32 bits of global memory from an element, or the first of a slice, on: a uint32.
+    """The 32 bits of global memory from `src` on: a uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Where `pred` does not hold, nothing is read and it is 0. Raises TileError for other memory, and where elements do not make 32 bits."""
 
 def ldg64(src: Any, pred: Any = None) -> Any:
-    """The 64 bits of global memory from an element, or the first of a slice, on: a vector of 2 uint32.
+    """The 64 bits of global memory from `src` on: a vector of 2 uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Where `pred` does not hold, nothing is read and it is 0. Raises TileError for other memory, and where elements do not make 64 bits."""
 
 def lds128(src: Any) -> Any:
-    """The 128 bits of shared memory from an element, or the first of a slice, on: a vector of 4 uint32.
+    """The 128 bits of shared memory from `src` on: a vector of 4 uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Raises TileError for other memory, and where elements do not make 128 bits."""
 
 def lds32(src: Any) -> Any:
-    """The 32 bits of shared memory from an element, or the first of a slice, on: a uint32.
+    """The 32 bits of shared memory from `src` on: a uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Raises TileError for other memory, and where elements do not make 32 bits."""
 
 def lds64(src: Any) -> Any:
-    """The 64 bits of shared memory from an element, or the first of a slice, on: a vector of 2 uint32.
+    """The 64 bits of shared memory from `src` on: a vector of 2 uint32.
+
+    `src` is an element, or a slice that begins with it.
 
     Raises TileError for other memory, and where elements do not make 64 bits."""
 
@@ -718,7 +732,9 @@ def quick_tanh(x: Any) -> Any:
     """`quick_tanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def reduce(buffer: Any, out: Any, reduce_type: builtins.str, dim: builtins.int = -1, clear: Any = True, *, batch: builtins.int = 1, nan_propagate: Any = False) -> None:
-    """T.reduce_<reduce_type>, of sum, max, min, absmax, abssum, bitand, bitor and bitxor.
+    """Call T.reduce_sum, or the reduction that `reduce_type` names, with the same operands.
+
+    It is "sum", "max", "min", "absmax", "abssum", "bitand", "bitor" or "bitxor".
 
     `nan_propagate` is for max, min and absmax."""
 
@@ -792,37 +808,37 @@ def sqrt(x: Any) -> Any:
     """`sqrt(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> None:
-    """Write 128 bits to global memory from an element, or the first of a slice, on.
+    """Write 128 bits to global memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.ldg128 gives, or values of as many bits. Where `pred` does not hold, nothing is written. Raises TileError as that does."""
 
 def stg256(dst: Any, value: Any, pred: Any = None) -> None:
-    """Write 256 bits to global memory from an element, or the first of a slice, on.
+    """Write 256 bits to global memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.ldg256 gives, or values of as many bits. Where `pred` does not hold, nothing is written. Raises TileError as that does."""
 
 def stg32(dst: Any, value: Any, pred: Any = None) -> None:
-    """Write 32 bits to global memory from an element, or the first of a slice, on.
+    """Write 32 bits to global memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.ldg32 gives, or values of as many bits. Where `pred` does not hold, nothing is written. Raises TileError as that does."""
 
 def stg64(dst: Any, value: Any, pred: Any = None) -> None:
-    """Write 64 bits to global memory from an element, or the first of a slice, on.
+    """Write 64 bits to global memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.ldg64 gives, or values of as many bits. Where `pred` does not hold, nothing is written. Raises TileError as that does."""
 
 def sts128(dst: Any, value: Any) -> None:
-    """Write 128 bits to shared memory from an element, or the first of a slice, on.
+    """Write 128 bits to shared memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.lds128 gives, or values of as many bits. Raises TileError as that does."""
 
 def sts32(dst: Any, value: Any) -> None:
-    """Write 32 bits to shared memory from an element, or the first of a slice, on.
+    """Write 32 bits to shared memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.lds32 gives, or values of as many bits. Raises TileError as that does."""
 
 def sts64(dst: Any, value: Any) -> None:
-    """Write 64 bits to shared memory from an element, or the first of a slice, on.
+    """Write 64 bits to shared memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.lds64 gives, or values of as many bits. Raises TileError as that does."""
 

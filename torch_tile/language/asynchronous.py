@@ -35,12 +35,12 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar, own: bool = False) -> N
     With `own`, it is the phase of this thread's last arrival, and all threads of its role arrived in it. In a fresh
     mbarrier no thread has arrived yet. Then what they did before these arrivals needs no barrier of the role.
     """
-    at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
     if not value.dtype.is_integer or (isinstance(value, Const) and value.value not in (0, 1)):
         why, fix = f"is {parity!r}", "give 0 or 1: for iteration k through n stages, k // n % 2"
         raise error("bad_argument", None, op="T.mbarrier_wait_parity", name="parity", why=why, fix=fix)
-    at.emit(bulk.mbarrier_wait(where, value))
+    at.emit(bulk.mbarrier_wait(where, value, of_cluster=where.buffer in at.of_clusters))
     if own:
         at.emit(bulk.own_phase(where))
 
@@ -50,9 +50,9 @@ def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
     cluster.
 
     An arrival at another block's mbarrier releases the tiles that this block has read. It does not publish writes:
-    other blocks see those after T.cluster_sync.
+    other blocks see those after T.cluster_sync, and what T.copy_cluster stored after its own arrival.
     """
-    at, where = _barrier("T.mbarrier_arrive", mbarrier)
+    at, where = mbarrier_of("T.mbarrier_arrive", mbarrier)
     if cta_id is not None and at.launch.cluster == (1, 1, 1):
         why, fix = "names another block, and blocks have no cluster", "give T.Kernel cluster_dims"
         raise error("bad_argument", None, op="T.mbarrier_arrive", name="cta_id", why=why, fix=fix)
@@ -64,26 +64,26 @@ def cp_async_barrier_noinc(mbarrier: Tile) -> None:
 
     The thread itself waits for them: an arrival that hardware makes later is not used.
     """
-    at, where = _barrier("T.cp_async_barrier_noinc", mbarrier)
+    at, where = mbarrier_of("T.cp_async_barrier_noinc", mbarrier)
     for one in (memory.cp_async_commit(), memory.cp_async_wait(0), bulk.mbarrier_arrive(where)):
         at.emit(one)
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """Add `tx` bytes to the phase's count, once for each thread that runs this. T.tma_copy adds its own bytes."""
-    at, where = _barrier("T.mbarrier_expect_tx", mbarrier)
+    """Add `tx` bytes to the phase of `mbarrier`, once for each thread that runs this. T.tma_copy adds its own."""
+    at, where = mbarrier_of("T.mbarrier_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
-    """Expect `tx` bytes more, then arrive."""
-    at, where = _barrier("T.mbarrier_arrive_expect_tx", mbarrier)
+    """Expect `tx` bytes more in the phase of `mbarrier`, then arrive."""
+    at, where = mbarrier_of("T.mbarrier_arrive_expect_tx", mbarrier)
     at.emit(_expect("T.mbarrier_arrive_expect_tx", where, tx))
     at.emit(bulk.mbarrier_arrive(where))
 
 
 def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile = None) -> None:
-    """T.mbarrier_wait_parity; `barrier_id` is an older name of `mbarrier`."""
+    """T.mbarrier_wait_parity of this `parity`; `barrier_id` is an older name of `mbarrier`."""
     mbarrier_wait_parity(mbarrier if barrier_id is None else barrier_id, parity)
 
 
@@ -93,17 +93,17 @@ def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
 
 
 def ptx_arrive_barrier(barrier_id: Tile) -> None:
-    """T.mbarrier_arrive, as PTX's name has it."""
+    """T.mbarrier_arrive at `barrier_id`, as PTX's name has it."""
     mbarrier_arrive(barrier_id)
 
 
 def ptx_arrive_barrier_expect_tx(barrier_id: Tile, byte_count: Scalar) -> None:
-    """T.mbarrier_arrive_expect_tx, as PTX's name has it."""
+    """T.mbarrier_arrive_expect_tx of `byte_count` bytes at `barrier_id`, as PTX's name has it."""
     mbarrier_arrive_expect_tx(barrier_id, byte_count)
 
 
 def ptx_wait_barrier(barrier_id: Tile, parity: Scalar = 0) -> None:
-    """T.mbarrier_wait_parity, as PTX's name has it."""
+    """T.mbarrier_wait_parity of `barrier_id`, as PTX's name has it."""
     mbarrier_wait_parity(barrier_id, parity)
 
 
@@ -123,7 +123,7 @@ def tma_store_arrive() -> None:
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> None:
-    """Do nothing: a T.tma_copy to global memory has read its tile when it returns."""
+    """Do nothing, whatever `count`: a T.tma_copy to global memory has read its tile when it returns."""
     in_kernel("T.tma_store_wait")
 
 
@@ -138,14 +138,14 @@ def warpgroup_commit_batch() -> None:
 
 
 def warpgroup_wait(num_mma: int) -> None:
-    """Wait as T.wait_wgmma does."""
+    """Wait as T.wait_wgmma does, until at most `num_mma` groups of products are in flight."""
     wait_wgmma(num_mma)
 
 
 def warpgroup_fence_operand(
     buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None
 ) -> None:  # fmt: skip
-    """Do nothing: the compiler keeps accumulators in place until they are complete."""
+    """Keep `num_regs` registers of `buffer_or_ptr` from `offset` on in place, as the compiler does by itself."""
     in_kernel("T.warpgroup_fence_operand")
 
 
@@ -163,7 +163,7 @@ def listed_mbarrier(what: str, number: Any) -> Load:
     raise error("bad_argument", None, op=what, name="mbarrier", why=why, fix=fix)
 
 
-def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
+def mbarrier_of(what: str, barrier: Any) -> tuple[Tracer, Address]:
     """Return the mbarrier element that an argument names. Raises an error for other values."""
     at, region = in_kernel(what), region_of(barrier)
     is_named = region is not None and region.buffer.scope == "barrier"
@@ -212,7 +212,7 @@ def shuffle_elect(extent: int = 0) -> Expr:
 
 
 def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
-    """Return the running thread's warpgroup (4 warps, or `warps_per_group`), as T.ws counts them."""
+    """Return the running thread's warpgroup, of 4 warps or `warps_per_group`, each of 32 lanes or `warp_size`."""
     size = _lanes("T.get_warp_group_idx", "warp_size", warp_size, WARP)
     return thread_index() // (
         size * _lanes("T.get_warp_group_idx", "warps_per_group", warps_per_group, WARPGROUP // WARP)
@@ -256,12 +256,12 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
 
 
 def inc_max_nreg(n: int) -> None:
-    """Set registers as T.set_max_nreg does, for a role that takes more than its share."""
+    """Set `n` registers as T.set_max_nreg does, for a role that takes more than its share."""
     set_max_nreg(n, True)
 
 
 def dec_max_nreg(n: int) -> None:
-    """Set registers as T.set_max_nreg does, for a role that gives registers back."""
+    """Set `n` registers as T.set_max_nreg does, for a role that gives registers back."""
     set_max_nreg(n, False)
 
 
@@ -332,7 +332,9 @@ def wgmma_gemm(
     A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
     policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, annotations: Annotations = None,
 ) -> None:  # fmt: skip
-    """Start T.gemm by wgmma without waiting. After T.wait_wgmma, C is complete, and A and B may be overwritten.
+    """Start T.gemm, with its operands and options, by wgmma without waiting.
+
+    After T.wait_wgmma, C is complete, and A and B may be overwritten.
 
     Hopper only. An author error where wgmma cannot do it.
     """

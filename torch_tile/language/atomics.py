@@ -47,7 +47,7 @@ def update(name: str) -> Callable[..., Expr | None]:
         return apply(dst, value, memory_order, return_prev)
 
     apply.__name__ = apply.__qualname__ = add.__name__ = add.__qualname__ = f"atomic_{name}"
-    apply.__doc__ = f"""Update an element, or each element of a region, in one step that nobody divides: {name}.
+    apply.__doc__ = f"""Update `dst`, an element or each element of a region, in one step that nobody divides: {name}.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
@@ -148,7 +148,7 @@ def _neighbour(region: Region, n: Expr | int) -> Load:
 
 
 def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
-    """Load one element atomically. The load is repeated each time, as other threads may change the element.
+    """Load the element `src` atomically. The load is repeated each time, as other threads may change the element.
 
     `memory_order` is "relaxed", "acquire" or "seq_cst", which also show what was written before the value was.
     """

@@ -18,13 +18,13 @@ NONE_FOUND = 0xFFFFFFFF  # the result of T.__fns if there is no such bit
 
 def popcount(x: Scalar) -> Expr:
     """Count the bits of an integer that are set, in its own type."""
-    word, dtype = _word("T.popcount", x)
+    word, dtype = _zero_extended("T.popcount", x)
     return cast(_ones(word), dtype)
 
 
 def clz(x: Scalar) -> Expr:
     """Count the leading zero bits, as an int32: all bits of the type for 0."""
-    word, dtype = _word("T.clz", x)
+    word, dtype = _zero_extended("T.clz", x)
     for step in (1, 2, 4, 8, 16, 32)[: 5 + (word.dtype.bits == 64)]:
         word = _named(word | (word >> step))
     return binary("-", const(dtype.bits, dt.int32), cast(_ones(word), dt.int32))
@@ -32,7 +32,7 @@ def clz(x: Scalar) -> Expr:
 
 def ffs(x: Scalar) -> Expr:
     """Return the position of the lowest set bit, an int32 counted from 1, or 0 if no bit is set."""
-    word, _ = _word("T.__ffs", x)
+    word, _ = _zero_extended("T.__ffs", x)
     below = (word & (~word + const(1, word.dtype))) - const(1, word.dtype)  # the bits below it; all if there is none
     found = cast(_ones(_named(below)), dt.int32) + 1
     return select(binary("==", word, const(0, word.dtype)), const(0, dt.int32), found)
@@ -44,7 +44,7 @@ def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
     The count starts at bit `base`, which is included. It goes down if `offset` is negative. With offset 0 only bit
     `base` is tested. The result is 0xFFFFFFFF if there is no such bit.
     """
-    word, _ = _word("T.__fns", cast(to_expr(mask, op="T.__fns"), dt.uint32))
+    word, _ = _zero_extended("T.__fns", cast(to_expr(mask, op="T.__fns"), dt.uint32))
     first, number = (_named(cast(to_expr(value, op="T.__fns"), dt.int32)) for value in (base, offset))
     one = const(1, dt.uint32)
     up_to = one << cast(first, dt.uint32)
@@ -68,7 +68,7 @@ def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
     return select(is_there, cast(place, dt.uint32), const(NONE_FOUND, dt.uint32))
 
 
-def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
+def _zero_extended(what: str, x: Scalar) -> tuple[Expr, DType]:
     """Zero-extend an integer to an unsigned one of 32 or 64 bits. Return it with the original type."""
     value = to_expr(x, op=what)
     if not value.dtype.is_integer:

@@ -10,17 +10,19 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER as MOST_BLOCKS
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
-from torch_tile.ir.expr import Address, Expr, Load, Var, binary, const, select
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, select, to_expr
 from torch_tile.ir.node import walk
-from torch_tile.language.asynchronous import in_kernel
+from torch_tile.ir.stmt import Block, If, Stmt
+from torch_tile.language.asynchronous import in_kernel, mbarrier_of
 from torch_tile.language.lengths import settled
+from torch_tile.language.threads import thread_index
 from torch_tile.language.trace import Tracer, expand_names
-from torch_tile.tileop.base import Annotations, Scalar, Tile, region_of
+from torch_tile.tileop.base import Annotations, Scalar, Tile, parallel, region_of, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
 
 AXES = 3  # of a grid
@@ -120,14 +122,20 @@ def copy_cluster(
 
     All blocks in `cluster_mask`, whose bits are ranks, get the tile that the one of the lowest rank reads. Where `src`
     does not depend on the block's index in the cluster, one may load for all: the compiler decides who loads.
-    `dst_block` and `remote_barrier`, for another block's memory, are TileErrors: T.at_rank reads it.
+
+    With `dst_block`, a rank, a tile of shared memory goes to the tile `dst` of that block. Its threads see it after
+    T.cluster_sync. With `remote_barrier`, of T.alloc_cluster_barrier, this block arrives once at that block's mbarrier
+    when all is stored; a T.mbarrier_wait_parity there is enough. The author keeps that block from ending before.
     """
     launch = in_kernel("T.copy_cluster").launch
     why, most = "", 1 << math.prod(launch.cluster)
     name, fix = "cluster_mask", f"give a number from 1 to {most - 1}, whose bits are ranks"
-    if dst_block is not None or remote_barrier is not None:
-        name = "remote_barrier" if dst_block is None else "dst_block"
-        why, fix = "means another block's memory", "let that block read it, T.at_rank(tile[i, j], rank)"
+    if dst_block is not None:
+        _store_to(src, dst, dst_block, cluster_mask, remote_barrier)
+        return
+    if remote_barrier is not None:
+        name, why = "remote_barrier", "is given without `dst_block`"
+        fix = "leave it out: T.copy_cluster waits for its tile"
     elif cluster_mask is not None and (not isinstance(cluster_mask, int) or not 0 < cluster_mask < most):
         why = f"is {cluster_mask!r} in a cluster of {math.prod(launch.cluster)} blocks"
     if why:
@@ -136,6 +144,40 @@ def copy_cluster(
     if cluster_mask is not None and cluster_mask.bit_count() > 1:
         made = _read_by_leader(made, cluster_mask)
     in_kernel("T.copy_cluster").emit(settled(made))
+
+
+def _store_to(src: Tile, dst: Tile, dst_block: Scalar, cluster_mask: int | None, remote_barrier: Any) -> None:
+    """Store a tile to the same place of another block's shared memory, and arrive at its mbarrier."""
+    at, copy = _of_block("T.copy_cluster"), Copy.build(src, dst)
+    rank, count = to_expr(dst_block), get_cluster_size()
+    name, why, fix = "dst_block", "", f"give a rank from 0 to {count - 1}, an integer"
+    if count == 1:
+        why, fix = "names another block, and blocks have no cluster", "give T.Kernel cluster_dims"
+    elif not rank.dtype.is_integer or (isinstance(rank, Const) and not 0 <= rank.value < count):
+        why = f"is {dst_block!r} in a cluster of {count} blocks"
+    elif cluster_mask is not None:
+        name, why, fix = "cluster_mask", "is given beside `dst_block`", "leave one of both out"
+    for side, region in ("src", copy.src), ("dst", copy.dst):
+        if not why and region.buffer.scope != "shared":
+            name, why = side, f"is in {region.buffer.scope} memory"
+            fix = "with `dst_block`, copy between tiles of T.alloc_shared"
+    if why:
+        raise error("bad_argument", None, op="T.copy_cluster", name=name, why=why, fix=fix)
+    if found := copy.check():
+        raise TileError(*found)
+
+    def one(point: tuple[Var, ...]) -> Stmt:
+        """Store one element."""
+        value = Load(copy.src.buffer, spread(copy.src, point))
+        return memory.store_at_rank(Address(copy.dst.buffer, spread(copy.dst, point)), value, rank)
+
+    extents = squeezed(copy.dst)
+    at.emit(parallel(extents, one) if extents else one(()))
+    if remote_barrier is not None:
+        _, barrier = mbarrier_of("T.copy_cluster", remote_barrier)
+        at.emit(memory.barrier())
+        first = binary("==", thread_index(), const(0, dt.int32))
+        at.emit(If(first, Block((bulk.mbarrier_arrive(barrier, rank, of_cluster=True),)), Block(())))
 
 
 def _read_by_leader(copy: Copy, mask: int) -> Copy:

@@ -29,6 +29,9 @@ def print(value: Tile | Scalar | None = None, msg: str = "", warp_group_id: int 
     TileLang's `warp_group_id` and `warp_id`, of the warp that prints, are 0: TileError otherwise.
     """
     at = tracer("T.print")
+    if isinstance(value, str) and not isinstance(msg, str):
+        fix = "the value comes first, and one text behind it: T.print(value, 'text'); each value is a call of its own"
+        raise error("bad_argument", None, op="T.print", name="value", why="is a text", fix=fix)
     for name, number in (("warp_group_id", warp_group_id), ("warp_id", warp_id)):
         if not is_number(number) or number != 0:
             why, fix = f"is {number!r}", "leave it out: a block prints once, whichever warp does"
@@ -47,7 +50,7 @@ def print(value: Tile | Scalar | None = None, msg: str = "", warp_group_id: int 
 
 
 def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
-    """Set compiler options for the whole function, as `pass_configs` of torch_tile.jit does.
+    """Set compiler options, `configs`, for the whole function, as `pass_configs` of torch_tile.jit does.
 
     An option holds if either place sets it. Raises TileError for unknown keys.
     """
@@ -64,8 +67,11 @@ def annotate_compile_flags(flags: str | Sequence[str]) -> None:
 
 
 def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:
-    """Stop the kernel with `msg` unless `condition` holds; the launch then raises."""
-    tracer("T.device_assert").emit(Assert(truth(condition), msg))
+    """Stop the kernel with `msg` unless `condition` holds; the launch then raises. `no_stack_info` has no effect."""
+    if isinstance(condition, str):
+        fix = "the condition comes first, and the text behind it: T.device_assert(x > 0, 'text')"
+        raise error("bad_argument", None, op="T.device_assert", name="condition", why="is a text", fix=fix)
+    tracer("T.device_assert").emit(Assert(truth(condition, "T.device_assert"), msg))
 
 
 def assume(condition: Any) -> None:
@@ -73,7 +79,7 @@ def assume(condition: Any) -> None:
     launch: LaunchError where it does not hold. Others are not checked, but known to be false is an error at once.
     """
     at = tracer("T.assume")
-    known = simplify(truth(condition))
+    known = simplify(truth(condition, "T.assume"))
     if isinstance(known, Const) and not known.value:
         fix = "mend the condition, or leave it out"
         raise error("bad_argument", None, op="T.assume", name="condition", why="never holds", fix=fix)
@@ -103,15 +109,15 @@ def address_of(element: Any) -> Expr:
 
 
 def call(name: str, *operands: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
-    """Call a target-level helper by name, as printed in lowered kernels."""
+    """Call a target-level helper by `name` on `operands`, with `options`, as printed in lowered kernels."""
     return Call(lookup(name).name, tuple(to_expr(a) for a in operands), dtype_of(dtype), options)
 
 
 def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swizzle: int = 0) -> Expr:
-    """Describe a tensor to the tensor memory accelerator, as in printed kernels: an operand of target-level calls.
+    """Describe the tensor `buffer` to the TMA, as in printed kernels: an operand of target-level calls.
 
     `sizes`, `strides` and `box` have one entry per dimension, outermost first, in elements; `box` is moved by one copy.
-    The rows of a box lie in shared memory, swizzled over so many bytes.
+    The rows of a box lie in shared memory, swizzled over `swizzle` bytes.
     """
     region = region_of(buffer)
     if region is None or region.buffer.scope != "global":

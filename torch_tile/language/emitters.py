@@ -365,7 +365,7 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
 def get_ldmatrix_offset(
     matrix: str, row_idx: Any, col_idx: Any, stride: Any = None, dtype: Any = "float16", transposed: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the row and column that lane `row_idx` addresses for T.ptx_ldmatrix of four matrices.
+    """Return the row and column that lane `row_idx` addresses for T.ptx_ldmatrix of four matrices of operand `matrix`.
 
     They lie in a piece of operand "A" or "B" in shared memory, `col_idx` elements further. A is (M, K), or (K, M) if
     `transposed`; B is (K, N), or (N, K) if `transposed`. Only 16-bit elements are transposed by the load: TileError for
@@ -382,17 +382,18 @@ def get_ldmatrix_offset(
 
 
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
-    """Return the row and column, in a 16 x 16 accumulator, of a lane's element `local_id` (0 to 7)."""
+    """Return the row and column, in a 16 x 16 accumulator, of element `local_id` (0 to 7) of lane `thread_id`."""
     rows, columns = matrix.FRAGMENTS["m16n8k16"].d
     row, column = (_index_of(digits, thread_id, local_id % 4) for digits in (rows, columns))
     return row, column + local_id // 4 * 8
 
 
 def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, swizzle_bytes: int | None = None) -> Any:
-    """Return the swizzled position of an element of a tile with rows of `row_size` elements: block of columns, row,
+    """Return the swizzled position of element `row_idx`, `col_idx` of a tile: block of columns, row,
     column.
 
-    Chunks of 16 bytes trade places within `swizzle_bytes`, 128 at most and the row's size by default, row by row.
+    Rows have `row_size` elements. Chunks of 16 bytes trade places within `swizzle_bytes`, row by row. That is 128 at
+    most, and the row's size by default.
     """
     width = 16 // dtype_of(dtype).itemsize
     chunks = (swizzle_bytes or min(128, row_size * dtype_of(dtype).itemsize)) // 16
@@ -402,7 +403,7 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, sw
 
 
 def make_mma_swizzle_layout(shared_buf: Handle, is_smooth: bool = False) -> Layout:
-    """Return the swizzled layout of a shared tile for ldmatrix, for T.annotate_layout.
+    """Return the swizzled layout of `shared_buf`, a shared tile for ldmatrix, for T.annotate_layout.
 
     If `is_smooth`, they stay as they are.
     """

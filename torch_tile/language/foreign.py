@@ -79,10 +79,11 @@ def access_ptr(
     base: Tile, access_type: str | int = "r", *extents: Any, offset: Scalar = 0, extent: int | None = None,
     ignore_last_ndim: int = 0,
 ) -> Pointer:  # fmt: skip
-    """Make a pointer for T.call_extern and T.ptx_...: to `A[i, j]`, or to the first element of a slice or buffer.
+    """Make a pointer for T.call_extern and T.ptx_...: to `base`, an element, or the first of a slice or buffer.
 
-    The call reads ("r", 1), writes ("w", 2) or does both ("rw", 3) to `extent` elements from there on. With `extents`
-    it is as many as their product. Without them that is the slice, or the one element. `offset` elements are skipped.
+    The call reads or writes `extent` elements from there on, by `access_type`: "r" (1), "w" (2), or "rw" (3) for both.
+    With `extents` it is as many as their product. Without them that is the slice, or the one element. `offset` elements
+    are skipped. `ignore_last_ndim` has to be 0.
     """
     region, kind = region_of(base), MASKS.get(access_type, access_type) if isinstance(access_type, int) else access_type
     why = ""
@@ -101,7 +102,10 @@ def access_ptr(
 
 
 def tvm_access_ptr(ptype: Any, data: Tile, offset: Scalar, extent: Scalar, rw_mask: str | int) -> Pointer:
-    """T.access_ptr as TIR spells it: `offset` and `extent` are counted in elements from the buffer's first one."""
+    """T.access_ptr as TIR spells it: `offset` and `extent` are counted in elements from the first one of `data`.
+
+    `rw_mask` is 1 to read, 2 to write, 3 for both; `ptype` gives the type of the elements.
+    """
     return access_ptr(data, rw_mask, offset=offset, extent=extent)
 
 
@@ -132,10 +136,11 @@ def _moved(address: Address, offset: Scalar) -> Address:
 
 
 def import_source(source: str | None = None, target: str = "cuda") -> None:
-    """Add CUDA or C++ text in front of the kernel, whose functions T.call_extern can call.
+    """Add `source`, CUDA or C++ text, in front of the kernel; T.call_extern can call its functions.
 
-    It is compiled as it stands, in front of the kernels of this function that call something of it. Types of 16 and 8
-    bits are CUDA's own where the text names them (`__half`, `__nv_bfloat16`), else `tile::f16` and `tile::bf16`.
+    `target` is "cuda" or "cpu". The text is compiled as it stands, in front of the kernels of this function that call
+    something of it. Types of 16 and 8 bits are CUDA's own where the text names them (`__half`, `__nv_bfloat16`), else
+    `tile::f16` and `tile::bf16`.
     """
     at = tracer("T.import_source")
     if source is None:
@@ -177,7 +182,9 @@ def call_extern(
 def call_pure_extern(
     dtype: Any, func_name: Any = None, *operands: Any, evaluate: Callable[..., Any] | None = None
 ) -> Expr | None:  # fmt: skip
-    """Call a foreign function that writes nothing: behind pointers with no declared access it only reads."""
+    """Call T.call_extern's `func_name` on `operands`, a function that writes nothing. `evaluate` is as there.
+
+    Behind pointers with no declared access it only reads."""
     given = [Pointer(a.address, "r", a.elements) if isinstance(a, Pointer) else a for a in map(_argument, operands)]
     return _call("T.call_pure_extern", dtype, func_name, given, None, evaluate)
 
@@ -288,7 +295,7 @@ def CUDASourceCodeKernel(
     *blocks: Any, threads: int | Sequence[int] | None = None, source_code_or_path: str | os.PathLike[str],
     entry_name: str | None = None, cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
 ) -> None:  # fmt: skip
-    """Launch the `__global__` function `entry_name` of a CUDA text or file, in place of T.Kernel.
+    """Launch the function `entry_name` of `source_code_or_path`, a CUDA text or file, in place of T.Kernel.
 
     Without a name it is the text's only function, or "main_kernel".
 
@@ -335,7 +342,9 @@ def ptx(
     instruction: str, *operands: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Expr | None:  # fmt: skip
-    """Run PTX instructions in each thread that comes here: `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
+    """Run PTX, `instruction`, on `operands` in each thread that comes here.
+
+    An example is `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
 
     `%0` is the result of type `dtype`, if there is one, and the arguments follow it. Pointers are 64-bit registers of
     global memory, 32-bit ones of shared memory; arrays of T.alloc_local are not given. `effects` and `evaluate` are as

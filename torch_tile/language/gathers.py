@@ -74,8 +74,9 @@ def im2col(
 
     `img` is a tensor (N, H, W, C) and `col` a tile (m, k). It is tile number `nhw_step` along the rows, one row for
     each pixel of the result (N * OH * OW). It is tile number `c_step` along the columns, one column for each weight
-    (kernel * kernel * C). Elements in the padding, or past the last row or column, are 0. Where k divides C, copies run
-    ahead in pipelined loops. `eviction_policy` is a hint of TileLang's without effect.
+    (kernel * kernel * C). The window of the weights moves by `stride`, and its points lie `dilation` apart. Elements in
+    the padding of `pad`, or past the last row or column, are 0. Where k divides C, copies run ahead in pipelined loops.
+    `eviction_policy` is a hint of TileLang's without effect.
     """
     policy_of("im2col", eviction_policy)
     at = in_kernel("T.im2col")

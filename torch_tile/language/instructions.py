@@ -26,11 +26,11 @@ CP_ASYNC_BYTES = (4, 8, 16)
 
 
 def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int, predicate: Scalar = None) -> None:
-    """Start an asynchronous copy of `num_elems` neighbours from global to shared memory, in each thread that comes
-    here.
+    """Start to copy `num_elems` neighbours from `src_access_ptr` to `dst_access_ptr`, in shared memory.
 
-    They take 4, 8 or 16 bytes, and both ends are aligned to that. Where `predicate` does not hold they become 0. The
-    copy belongs to the group that the next T.ptx_commit_group() closes; T.ptx_wait_group(n) waits.
+    Each thread that comes here makes a copy. The neighbours take 4, 8 or 16 bytes, and both ends are aligned to that.
+    Where `predicate` does not hold they become 0. The copy belongs to the group that the next T.ptx_commit_group()
+    closes; T.ptx_wait_group(n) waits.
     """
     what = "T.ptx_cp_async"
     at, (target, source) = in_kernel(what), (_pointer(what, p) for p in (dst_access_ptr, src_access_ptr))
@@ -53,7 +53,7 @@ def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int, predi
 
 
 def ptx_ldmatrix(trans: Any, num: int, src_access_ptr: Any, dst_access_ptr: Any) -> None:
-    """Load `num` (1, 2, 4) matrices of 8 rows of 16 bytes from shared memory into a warp's local arrays.
+    """Load `num` (1, 2, 4) matrices of 8 rows of 16 bytes from `src_access_ptr` to `dst_access_ptr`, arrays of a warp.
 
     Lane `l` gives the address of row `l % 8` of matrix `l // 8`. It receives of each matrix the 4 bytes at row `l //
     4`, place `l % 4`. With `trans`, for 16-bit elements only, the load transposes matrices.
@@ -80,11 +80,13 @@ def ptx_mma(
     multiplicand_a: Any, a_index: Scalar, multiplicand_b: Any, b_index: Scalar, accumulator: Any, c_index: Scalar,
     saturate: Any = False, operator: Any = None,
 ) -> None:  # fmt: skip
-    """Multiply small matrices in a warp: `C += A B`, in local arrays from these elements on.
+    """Multiply small matrices in a warp: add A times B to C, in local arrays.
 
-    `shape` is "m16n8k16" and the like, layouts are "row" and "col", types are "fp16", "bf16", "fp32", "tf32", "int8",
-    "e4m3", ... `dtype` is that of the sums. Where each lane's elements lie, PTX says. Raises TileError for products
-    that tensor cores do not have.
+    A begins at element `a_index` of `multiplicand_a`, B at `b_index` of `multiplicand_b`, C at `c_index` of
+    `accumulator`. `shape` is "m16n8k16" and the like; `A_layout` is "row", `B_layout` "col". `A_dtype`, `B_dtype` and
+    `C_dtype` are "fp16", "bf16", "fp32", "tf32", "int8", "e4m3", ... `dtype` is that of the sums. Where each lane's
+    elements lie, PTX says. Raises TileError for products that tensor cores do not have, for sums that `saturate`, and
+    for an `operator` of bits.
     """
     what = "T.ptx_mma"
     at = in_kernel(what)
@@ -93,6 +95,9 @@ def ptx_mma(
         known = sorted({f"{name} of {a} and {b}" for (a, b, _), name in matrix.PRODUCTS.items()})
         why = f"is {shape!r} of {types[0]} and {types[1]}, {A_layout} and {B_layout}, with sums of {types[2]}"
         raise error("bad_argument", None, op=what, name="shape", why=why, fix=f"row and col, give {'; '.join(known)}")
+    for option, value in (("saturate", saturate), ("operator", operator)):
+        if value.value if isinstance(value, Const) else value is not None and value is not False:
+            raise error("bad_argument", None, op=what, name=option, why=f"is {value!r}", fix="leave it out")
     given = ((accumulator, c_index), (multiplicand_a, a_index), (multiplicand_b, b_index))
     d, a, b = (_local(what, array, index) for array, index in given)
     for place, name in zip((d, a, b), (types[2], *types[:2]), strict=True):
@@ -105,7 +110,7 @@ def ptx_mma(
 
 
 def mma_fill(dtype: Any, local_size: int, local_ptr: Any, offset: Scalar = 0) -> None:
-    """Set `local_size` elements of a local array to 0, from element `offset` on."""
+    """Set `local_size` elements of the local array `local_ptr` to 0, from element `offset` on."""
     what = "T.mma_fill"
     at, place = in_kernel(what), _local(what, local_ptr, offset)
     for n in range(local_size):

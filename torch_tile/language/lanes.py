@@ -53,7 +53,9 @@ def load(kind: str, width: int) -> Callable[..., Expr | Vector]:
     words = "a uint32" if width == 32 else f"a vector of {width // 32} uint32"
     only = "Where `pred` does not hold, nothing is read and it is 0. " if kind == "g" else ""
     found = apply if kind == "g" else shared
-    found.__doc__ = f"""The {width} bits of {SCOPES[kind]} memory from an element, or the first of a slice, on: {words}.
+    found.__doc__ = f"""The {width} bits of {SCOPES[kind]} memory from `src` on: {words}.
+
+    `src` is an element, or a slice that begins with it.
 
     {only}Raises TileError for other memory, and where elements do not make {width} bits.
     """
@@ -92,7 +94,7 @@ def store(kind: str, width: int) -> Callable[..., None]:
 
     found = apply if kind == "g" else shared
     only = "Where `pred` does not hold, nothing is written. " if kind == "g" else ""
-    found.__doc__ = f"""Write {width} bits to {SCOPES[kind]} memory from an element, or the first of a slice, on.
+    found.__doc__ = f"""Write {width} bits to {SCOPES[kind]} memory from `dst`, an element or the first of a slice, on.
 
     `value` is what T.ld{kind}{width} gives, or values of as many bits. {only}Raises TileError as that does.
     """

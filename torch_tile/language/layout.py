@@ -43,7 +43,9 @@ def Fragment(
     shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
     replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
 ) -> IRLayout | FreeLayout:  # fmt: skip
-    """Build a register layout: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
+    """Build a register layout: `forward_fn(i, j)` is (thread, register).
+
+    `forward_thread_fn` and `forward_index_fn` give each of them by itself.
 
     With `replicate` above 1 the functions for threads take the number of the replica as well. Sums of digits are kept
     as asked, other functions are hints. T.annotate_layout refuses one that puts two elements into one register.
@@ -83,6 +85,8 @@ def PartialFragment(
 ) -> PartialLayout:  # fmt: skip
     """Build the layout of a reducer's partial sums, for T.annotate_layout: as T.Fragment, with addends as replicas.
 
+    `forward_fn`, `forward_thread_fn` and `forward_index_fn` take the number of the replica last.
+
     Of `replicate` copies of an element, each run of `combine` are addends; None takes all of them. It is a hint: the
     compiler chooses itself how many threads add up an element, and the result does not depend on it. Raises TileError
     (bad_argument) unless `combine` divides `replicate`.
@@ -109,12 +113,18 @@ def make_full_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_p
 
 
 def make_half_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-    """Return what `make_full_bank_swizzled_layout` does, in panels of 64 bytes."""
+    """Return what `make_full_bank_swizzled_layout` does, in panels of 64 bytes.
+
+    `k_major` and `allow_pad` are as there.
+    """
     return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 64)
 
 
 def make_quarter_bank_swizzled_layout(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
-    """Return what `make_full_bank_swizzled_layout` does, in panels of 32 bytes."""
+    """Return what `make_full_bank_swizzled_layout` does, in panels of 32 bytes.
+
+    `k_major` and `allow_pad` are as there.
+    """
     return shared_tile(constant_sizes(buffer.shape), buffer.dtype.bits, 32)
 
 
@@ -138,7 +148,7 @@ def make_linear_layout(buffer: Handle) -> IRLayout:
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Set the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
+    """Set the `layouts` of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
 
     A value is a layout, a printed one, or a function of the indices. T.Layout (shared memory) and T.Fragment take such
     functions. For a tensor in global memory it is a hint of TileLang's without effect.

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, maximum, to_expr, to_number
+from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, is_zero, maximum, to_expr, to_number
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import contains, find
@@ -59,6 +59,10 @@ class Loop:
             if self.kind is not LoopKind.PARALLEL:
                 fix = "name one variable; loops in each other are T.grid(m, n) or T.Parallel(m, n)"
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
+        if isinstance(names, str) and len(self.stops) > 1 and is_zero(self.stops[0]):
+            why = f"are {', '.join(map(repr, self.stops))}: sizes of loops in each other, not a start and a stop"
+            fix = f"count from 0, T.Parallel({self.stops[1]!r}), and add the start to the index"
+            raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         if self.step < 0:
             yield from self._downwards(given[0])
@@ -73,7 +77,7 @@ class Loop:
         body = close_body(scope)
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
         stops = tuple(_settled("stop", bound, body) for bound in self.stops)
-        of_block = any(_of_block(n) for n in find(body, RegisteredOp))
+        of_block = any(_is_collective(n) for n in find(body, RegisteredOp))
         if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
             at.emit(_one_by_one(loop_vars, stops, body))
             return
@@ -132,7 +136,7 @@ def check_iterable(iterable: object) -> None:
         raise error("python_value", None, problem=what, fix=fix)
 
 
-def _of_block(op: RegisteredOp) -> bool:
+def _is_collective(op: RegisteredOp) -> bool:
     """Return whether the threads of a block do an operation together, so that it cannot be divided among them."""
     return needs_all(op) and not op.op_name.startswith("atomic")
 
@@ -222,7 +226,7 @@ def unroll(
 
 
 def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations = None) -> Loop:
-    """Loop in one thread over independent iterations: one vector instruction where possible.
+    """Loop in one thread from `start` up to `stop`, over independent iterations: one vector instruction where possible.
 
     `annotations` has no effect.
     """
@@ -233,7 +237,7 @@ def Parallel(
     *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
     coalesced_width: int | None = None, prefer_async: bool | None = None, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """Run an elementwise nest over a box, spread over the threads of the block.
+    """Run an elementwise nest over a box of `extents`, spread over the threads of the block.
 
     A nest with operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
     Iterations that may write an element that another one accesses run in order, too; on a GPU one thread runs them.
@@ -265,7 +269,10 @@ def Pipelined(
     stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
     group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """Run a loop in order, with copies up to `num_stages` iterations ahead. Results do not depend on it.
+    """Run a loop from `start` up to `stop` in order, with copies up to `num_stages` iterations ahead.
+
+    With one number, the loop runs from 0 up to it. Results do not depend on `num_stages`, nor on `stage` and `order`,
+    which have a number for each statement.
 
     `ping_pong` is for a loop of products, arithmetic and products again (Hopper). Warpgroups take turns: one runs its
     products while the others do their arithmetic. `sync`, `group` and `annotations` are hints of TileLang's without
@@ -304,7 +311,7 @@ class Grid(Loop):
 
 
 def grid(*extents: Scalar) -> Loop:
-    """Loop over a box by nested serial loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
+    """Loop over a box of `extents` by nested loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
     symbolic.
     """
     if not extents:

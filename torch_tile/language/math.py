@@ -321,8 +321,9 @@ def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
 
 
 def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x + y` of float32 or float64 with its own rounding, never fused with a product: "rn" to nearest even, "rz" to
-    zero, "ru" up, "rd" down.
+    """`x + y` of float32 or float64 with its own rounding, never fused with a product.
+
+    `rounding_mode` is "rn" to nearest even, "rz" to zero, "ru" up or "rd" down.
 
     For float16 and bfloat16 only "rn": the result in float32 is rounded to nearest again. Raises TileError for other
     modes and types.

@@ -23,13 +23,45 @@ from torch_tile.language.values import Handle
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
 _CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
 _HAVE = {
-    Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); T's functions compute with it",
+    Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); functions, T's or yours, take it: f(A)",
     Region: "a region can be copied, filled, reduced and multiplied by T's functions",
 }
 
 
 _WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
 _SYNONYMS = {"axis": "dim", "stages": "num_stages"}  # what authors write, and its name here
+# Keywords of Triton, CUDA, torch and NumPy that no function here has: the functions, and what to write instead.
+_RAGGED = "leave it out: reads outside of a tensor give 0, or T.annotate_safe_value; writes there are dropped"
+_COUNTED = "loops count from 0 by 1: compute the place from the index, A[start + step * i]"
+_SCALED = "T.gemm adds the product to C: scale or add in a loop behind it, `for i, j in T.Parallel(m, n)`"
+_SUMS = "T.gemm sums in the dtype of C: choose it at T.alloc_fragment(shape, dtype)"
+_OWN = "the compiler decides it: leave it out, or loop by T.unroll(n)"
+_TYPED = "tiles have their dtype from T.alloc_...(shape, dtype), and what is stored gets it"
+_KEYWORDS = (
+    (r"copy|ldg\d+|stg\d+", r"mask|other|boundary_check|pad\w*|predicate", _RAGGED),
+    (
+        r"Kernel",
+        r"grid|blocks?|num_blocks|num_ctas",
+        "the grid comes first, by position: T.Kernel(m, n, threads=128)",
+    ),
+    (r"Kernel|serial|Parallel", r"(num_)?stages", "loops have stages: for k in T.Pipelined(n, num_stages=3)"),
+    (r"Kernel", r"(num_)?warps", "a warp is 32 threads: threads=128 for four"),
+    (r"Kernel", r"num_threads|block_dim|threads_per_block", "its name is `threads`"),
+    (r"gemm", r"alpha|beta|scale\w*|bias", _SCALED),
+    (r"gemm", r"acc\w*_?d?type|out_?dtype|dtype|\w*precision|allow_tf32", _SUMS),
+    (r"gemm", r"out\w*|acc", "the third operand is the result: T.gemm(a, b, c)"),
+    (r"Parallel|grid", r"step|start|stop|begin|end", _COUNTED),
+    (r"Pipelined|vectorized", r"step", _COUNTED),
+    (r"Parallel|Pipelined|vectorized", r"unroll\w*|num_warps|threads|parallel", _OWN),
+    (
+        r"alloc_(shared|fragment|local|global)",
+        r"init|value|fill",
+        "tiles are set afterwards: T.clear(tile), or T.fill(tile, value)",
+    ),
+    (r"reduce_\w+|cum\w+", r"keepdims?", "the shape of the result says it: (m, 1) keeps the dimension, (m,) drops it"),
+    (r"reduce_\w+", r"out_?dtype|dtype", "the dtype of the result says it: T.alloc_fragment(shape, dtype)"),
+    (r"fill|clear|copy", r"dtype", _TYPED),
+)
 # How functions are called whose parameters' names alone do not say it.
 _CALLS = {
     "const": "give all names in one text: M, N = T.const('M, N')",
@@ -53,6 +85,10 @@ _METHODS = {
     "reshape": "T.reshape(A, shape) names the elements by another shape",
     "to": "T.cast(x, dtype); T.copy converts tiles",
     "float": "T.cast(x, 'float32'); T.copy converts tiles",
+    "double": "T.cast(x, 'float64'); T.copy converts tiles",
+    "int": "T.cast(x, 'int32'); T.copy converts tiles",
+    "type": "T.cast(x, dtype); T.copy converts tiles",
+    "astype": "T.cast(x, dtype); T.copy converts tiles",
     "half": "T.cast(x, 'float16'); T.copy converts tiles",
     "copy_": "T.copy(src, dst)",
     "zero_": "T.clear(tile)",
@@ -87,6 +123,8 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         if isinstance(problem.obj, Expr | Handle | Region):
             what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
+            if (own := str(problem.name)) not in _METHODS and callable(getattr(language, own, None)):
+                fix = f"T.{own} is a function: call it with its arguments, T.{own}(...)"
             return error("python_value", span, problem=what, fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
         return device_key_error(problem.args[0] if problem.args else text, span)
@@ -139,6 +177,8 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         )
         if (meant := _SYNONYMS.get(unknown[1])) in known:
             fix = f"its name is `{meant}`"
+        told = (fix for f, k, fix in _KEYWORDS if re.fullmatch(f, name) and re.fullmatch(k, unknown[1]))
+        fix = next(told, fix)
         if name in ("max", "min") and unknown[1] in ("axis", "dim", "keepdims", "keepdim"):
             fix = f"T.{name} compares values; T.reduce_{name}(tile, result, dim) folds a tile"
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
@@ -184,6 +224,16 @@ INSTEAD = {
     "store": "write elements as A[i, j] = x, tiles by T.copy(tile, A[i, j])",
     "dot": "T.gemm(a, b, c) adds the product of tiles to c",
     "matmul": "T.gemm(a, b, c) adds the product of tiles to c",
+    "inf": "T.infinity(dtype), as T.infinity('float32'); Python's `float('inf')` is taken, too",
+    "nan": "write Python's `float('nan')`, which takes the type beside it",
+    "pi": "write Python's `math.pi`, which takes the type beside it",
+    "e": "write Python's `math.e`, which takes the type beside it",
+    "newaxis": "leave it out: `tile[i]` in `for i, j in T.Parallel(m, n)` repeats along j",
+    "empty_like": "T.empty(X.shape, X.dtype)",
+    "full_like": "allocate by T.alloc_fragment(X.shape, X.dtype), then T.fill(tile, value)",
+    "ones_like": "allocate by T.alloc_fragment(X.shape, X.dtype), then T.fill(tile, 1)",
+    "tensor": "T.Tensor(shape, dtype) annotates a parameter; T.alloc_fragment and T.alloc_shared make tiles",
+    "array": "T.alloc_local(shape, dtype) is an array of each thread; T.alloc_fragment is a tile",
     "arange": "loop by `for i in T.Parallel(n)`, whose i counts from 0",
     "device_print": "T.print(value, msg)",
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",

@@ -108,7 +108,7 @@ def rounded(x: Expr, dtype: DType) -> Expr:
     if not is_tf32:
         step = math.ldexp(1.0, least - digits + 1)
         low = intrinsics.call("round", reinterpret(size, dt.float32) * (1 / step)) * step
-        near = select(size < _word(math.ldexp(1.0, least)), low, near)
+        near = select(size < _power_bits(math.ldexp(1.0, least)), low, near)
         near = select(near > greatest, const(greatest, dt.float32), near)
     special = const(greatest, dt.float32) if dtype == dt.float4_e2m1fn else x  # of NaN
     signed = select((word >> 31) != 0, -near, near)
@@ -125,7 +125,7 @@ def _exponent(size: Expr) -> Expr:
     return select(size >= 0x7F800000, const(255, dt.uint32), code)
 
 
-def _word(value: float) -> int:
+def _power_bits(value: float) -> int:
     """Return the bits of a power of two as float32."""
     return (math.frexp(value)[1] + 126) << 23
 
@@ -161,7 +161,7 @@ def encoded(value: Expr, dtype: DType) -> Expr:
     size = word & 0x7FFFFFFF
     low = cast(reinterpret(size, dt.float32) * math.ldexp(1.0, digits - 1 - least), dt.uint32)
     high = (size >> (24 - digits)) - ((126 + least) << (digits - 1))
-    code = select(size < _word(math.ldexp(1.0, least)), low, high) | ((word >> 31) << (dtype.bits - 1))
+    code = select(size < _power_bits(math.ldexp(1.0, least)), low, high) | ((word >> 31) << (dtype.bits - 1))
     is_nan = dtype.name.endswith("fnuz")
     return select(size > 0x7F800000, const(0x80, dt.uint32), code) if is_nan else code
 
@@ -470,7 +470,7 @@ class _Wide(Rewriter):
         return self.children(node)
 
     def visit_Region(self, node: Region) -> Region:
-        """The same box of the container."""
+        """Return the region of the container with the same indices."""
         return rebuilt(node, buffer=self.buffer(node.buffer), ranges=tuple(map(self, node.ranges)))
 
 

@@ -24,7 +24,10 @@ from torch_tile.language.views import view
 
 
 class PointerType:
-    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle."""
+    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle.
+
+    `storage_scope` is "global".
+    """
 
     def __call__(self, dtype: Any = None, storage_scope: str = "global") -> PointerType:
         """Return the annotation itself: T.make_tensor declares the element type."""
@@ -134,7 +137,7 @@ def _named(size: Expr) -> Expr:
 def match_buffer(
     param: Any, shape: Any, dtype: Any = "float32", strides: Any = None, align: int = VECTOR_BYTES
 ) -> Handle:
-    """Declare the tensor behind a parameter T.handle, as an annotation T.Tensor(shape, dtype, strides) does.
+    """Declare the tensor behind `param`, a parameter T.handle, as an annotation T.Tensor(shape, dtype, strides) does.
 
     Launches check that the first element lies at a multiple of 16 bytes; an `align` above that is a TileError.
     """

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
@@ -31,6 +32,7 @@ from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
 from torch_tile.language.wrap_indices import wrap_indices
+from torch_tile.options import KNOWN as KNOWN_OPTIONS
 
 HOST_SCOPES = ("var", "local")  # limit for memory of a function without T.Kernel
 
@@ -320,7 +322,7 @@ MOST_INLINED = 48  # calls of a macro inside of itself: each takes some frames o
 
 
 def meta_class(cls: type) -> type:
-    """Decorate a class whose methods are macros in a traced kernel, and plain functions elsewhere."""
+    """Decorate a class, `cls`, whose methods are macros in a traced kernel, and plain functions elsewhere."""
     for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType) and not hasattr(value, "is_macro"):
             setattr(cls, name, _method(value, sys._getframe(1).f_locals))
@@ -477,7 +479,10 @@ def specialise_sizes(
     sizes = {name: value for name, value in kwargs.items() if name not in signature.parameters}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise TypeError(f"{function.__name__}.compile() takes a size as `{name}`, got {value!r}")
+            fix = did_you_mean(name, signature.parameters)
+            if name in KNOWN_OPTIONS:
+                fix = f": `{name}` is an option of the decorator, @torch_tile.jit({name}={value!r})"
+            raise TypeError(f"{function.__name__}.compile() takes a size as `{name}`, got {value!r}{fix}")
     named = {name: value for name, value in kwargs.items() if name in signature.parameters}
     bound = signature.bind_partial(*args, **named).arguments
     places = declared_in(function)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -177,6 +178,16 @@ class Recorder:
             return function(*values, **options)
 
         return checked if function is print else function
+
+    def drawing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Warn of a random number of Python's or NumPy's in a loop or branch: it is drawn once, while tracing."""
+        owner = getattr(function, "__self__", None)
+        home = getattr(function, "__module__", None) or type(owner).__module__
+        if len(self.tracer.scopes) > 1 and home.partition(".random")[0] in ("random", "numpy"):
+            text = "Python draws this number once, while the kernel is traced: it is the same for all elements"
+            fix = "give the numbers as a tensor, or draw on a GPU: T.rng_init(seed), then T.rng_rand_float()"
+            warnings.warn(f"{text} (at {author_span()}); {fix}", stacklevel=2)
+        return function
 
     @staticmethod
     def values(value: Any, count: int) -> tuple[Any, ...]:

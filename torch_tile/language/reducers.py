@@ -87,7 +87,7 @@ def reducer_init(reducer: Tile, init: Scalar = None) -> None:
 
 
 def reducer_update(target: Tile, value: Scalar) -> None:
-    """Accumulate `value` into the element `acc[i]` of a reducer, in a T.Parallel between its init and its end."""
+    """Accumulate `value` into `target`, an element `acc[i]`, in a T.Parallel between the reducer's init and its end."""
     what = "T.reducer_update"
     at = in_kernel(what)
     buffer, op = _reducer(what, target)
@@ -106,7 +106,7 @@ def reducer_update(target: Tile, value: Scalar) -> None:
 
 
 def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) -> None:
-    """Finish a reduction. With `dst`, a tile of the same shape, copy the result there.
+    """Finish the reduction of `reducer`. With `dst`, a tile of the same shape, copy the result there.
 
     `batch`, elements that are reduced together, is a hint of TileLang's without effect. It divides the elements.
     """
@@ -281,7 +281,7 @@ class CommReducer:
 
 
 def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -> CommReducer:
-    """Define a commutative reduction: a function of two values, `lambda x, y: x + y`, and a list of its neutral
+    """Define a commutative reduction: a `combiner`, as `lambda x, y: x + y`, and its `identity`, a list of its neutral
     element.
     """
     if len(identity) != 1:
@@ -291,7 +291,7 @@ def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -
 
 
 def attr(node: Any, key: str, value: Any) -> contextlib.AbstractContextManager[None]:
-    """Set the T.comm_reducer of T.tvm_thread_allreduce inside the `with`.
+    """Set the T.comm_reducer of T.tvm_thread_allreduce inside the `with`, as `node` with the `key` "reduce_scope".
 
     "async_scope" around copies by elements changes nothing here: they are done where they stand. The language has no
     other attributes.
@@ -318,7 +318,7 @@ def _folding(at: Tracer, by: CommReducer) -> Iterator[None]:
 def tvm_thread_allreduce(
     size: int, value: Scalar, condition: Scalar, result: Tile, *bindings: Scalar, dtype: str = "handle"
 ) -> None:
-    """Reduce `value` over the threads that differ in `bindings` only, into `result` of each thread.
+    """Reduce `value` over the threads that differ in `bindings` only, into `result` of each thread. `size` is 1.
 
     `bindings` are indices by T.get_thread_binding. `result` is an element of each thread's own memory. `value` counts
     where `condition` holds. All threads come here. `dtype` is that of TIR's call.

@@ -132,6 +132,12 @@ def _bare(args: ast.arguments) -> ast.arguments:
     return args
 
 
+# Functions of Python's and NumPy's modules `random`.
+DRAWS = frozenset(
+    ("random", "randint", "uniform", "gauss", "normal", "normalvariate", "choice", "rand", "randn", "random_sample")
+)
+
+
 def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
     """Build the AST of a call to the recorder."""
     target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
@@ -385,6 +391,8 @@ class _Reroute(ast.NodeTransformer):
             texts = [part for each in node.args if isinstance(each, ast.JoinedStr) for part in each.values]
             formatted = [part.value for part in texts if isinstance(part, ast.FormattedValue)]
             node.func = _call("printing", node.func, *formatted, at=node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in DRAWS:
+            node.func = _call("drawing", node.func, at=node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
             node.func = _call("checked_lookup", node.func, at=node.func)
         return node

@@ -79,7 +79,7 @@ def role(first: int, count: int, registers: int = 0, by_hand: bool = False) -> c
 
 
 def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Run the body as written on these consecutive warpgroups of 128 threads: `with T.ws(0, 1):`.
+    """Run the body as written on `groups`, consecutive warpgroups of 128 threads: `with T.ws(0, 1):`.
 
     Other warpgroups skip it. `registers` is as for T.role; T.set_max_nreg says the same.
     """

@@ -20,7 +20,7 @@ from torch_tile.tileop.copy.op import Copy
 
 
 def annotate_safe_value(safe_value_map: dict[Any, Any]) -> None:
-    """Give elements outside of a tensor a value in this kernel: `{A: -T.infinity("float32")}`. The default is 0."""
+    """Give elements outside of tensors values by `safe_value_map`: `{A: -T.infinity("float32")}`. The default is 0."""
     at = tracer("T.annotate_safe_value")
     for handle, value in safe_value_map.items():
         is_tensor = isinstance(handle, Handle) and handle.buffer.scope == "global"

@@ -135,7 +135,7 @@ def grid_of(sizes: Any) -> tuple[Expr, ...]:
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
-    """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it.
+    """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it. `enable` may be False.
 
     `order` is "row" or "column" ("col"): along which a panel has `panel_size` blocks. TileLang's "mlx" counts as "row".
     """
@@ -214,7 +214,7 @@ def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragm
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
-    """Allocate an array of each thread by itself.
+    """Allocate an array of each thread by itself, whose `scope` is "local".
 
     `shape` is an integer or a tuple of integers, known when the kernel is compiled; `dtype` is of the elements.
     """
@@ -252,7 +252,8 @@ decl_buffer = alloc_buffer
 def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
     """Allocate mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
 
-    A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`.
+    A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`. `offset` is the first byte, in printed
+    kernels.
     """
     at = outermost("T.alloc_barrier")
     if isinstance(arrive_count, list | tuple) and len(set(arrive_count)) == 1:
@@ -270,7 +271,7 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
 
 
 def create_list_of_mbarrier(*arrive_counts: Any) -> None:
-    """Allocate the mbarriers 0, 1, ... of the kernel, one for each number of arrivals, as older TileLang does.
+    """Allocate the mbarriers 0, 1, ... of the kernel, one for each of `arrive_counts`, as older TileLang does.
 
     T.get_mbarrier gives one of them, and so does its number wherever an mbarrier is wanted.
     """
@@ -293,17 +294,20 @@ def get_mbarrier(mbarrier: Scalar) -> Load:
 
 
 def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
-    """Allocate mbarriers as T.alloc_barrier does, at which threads of other blocks of the cluster arrive too."""
+    """Allocate mbarriers as T.alloc_barrier does, for `arrive_count` threads of any blocks of the cluster."""
     if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
         why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
         raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
-    return alloc_barrier(arrive_count)
+    made = alloc_barrier(arrive_count)
+    tracer("T.alloc_cluster_barrier").of_clusters.add(made.buffer)
+    return made
 
 
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
     """A mutable scalar of each thread, which starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
-    Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each iteration. An `init` of
+    `scope` is "local.var". Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each
+    iteration. An `init` of
     `...` leaves it undefined, as printed kernels have it.
     """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
@@ -348,7 +352,7 @@ def _workspace(of: TensorType, name: str = "") -> Buffer:
 
 
 def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:
-    """Dimensions known only at run time: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`.
+    """Dimensions known only at run time, by `names`: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`.
 
     `multiple_of` divides all their values: launches check it, and GPU kernels access memory in wider pieces for it.
     """
@@ -387,19 +391,19 @@ def disable_warp_group_reg_alloc() -> None:
 
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> None:
-    """Hint for the registers of each producer thread, a multiple of 8. No effect: the compiler counts them."""
+    """Hint for each producer thread's registers, `reg_count`, a multiple of 8. No effect: the compiler counts them."""
     in_kernel("T.annotate_producer_reg_dealloc")
     check_registers("T.annotate_producer_reg_dealloc", "reg_count", reg_count or 1)
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> None:
-    """Hint for the registers of each consumer thread, a multiple of 8. No effect: the compiler counts them."""
+    """Hint for each consumer thread's registers, `reg_count`, a multiple of 8. No effect: the compiler counts them."""
     in_kernel("T.annotate_consumer_reg_alloc")
     check_registers("T.annotate_consumer_reg_alloc", "reg_count", reg_count or 1)
 
 
 def annotate_l2_hit_ratio(ratios: Mapping[Any, float]) -> None:
-    """Hint for the L2 cache: `{tensor: share}` of accesses that should hit. No effect: caches are left as they are."""
+    """Hint for the L2 cache: `ratios` of hits, as `{tensor: share}`. No effect: caches are left as they are."""
     in_kernel("T.annotate_l2_hit_ratio")
     for tensor, ratio in ratios.items():
         _need_tensor("T.annotate_l2_hit_ratio", tensor)

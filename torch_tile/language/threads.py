@@ -112,7 +112,7 @@ def thread_binding(
 
 
 def launch_thread(thread: str, extent: Any) -> Expr:
-    """The index that the kernel around counts, by TVM's name: `tx = T.launch_thread("threadIdx.x", 128)`.
+    """The index `thread` that the kernel around counts up to `extent`: `tx = T.launch_thread("threadIdx.x", 128)`.
 
     `with T.launch_thread("threadIdx.x", 128) as tx:` names it for the body.
     """
@@ -150,7 +150,7 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
 
 
 def tvm_storage_sync(scope: str = "shared") -> None:
-    """T.sync_threads() for "shared" and "global", T.sync_warp() for "warp": TIR's spelling."""
+    """T.sync_threads() where `scope` is "shared" or "global", T.sync_warp() for "warp": TIR's spelling."""
     need_choice("tvm_storage_sync", "scope", scope, ("shared", "shared.dyn", "global", "warp"))
     sync_warp() if scope == "warp" else sync_threads()
 

@@ -40,7 +40,7 @@ class TmaDescriptor:
 
 
 def create_tma_descriptor(data_type: int, rank: int, global_address: Tile, *numbers: Any) -> TmaDescriptor:
-    """Describe a tensor and a box of it to T.tma_load.
+    """Describe a tensor of `rank` dimensions and a box of it to T.tma_load.
 
     `data_type` is CUDA's number of the type, such as 6 for float16. `numbers` are for each dimension, innermost first:
     the tensor's sizes, its strides in bytes, the box, its steps (1). Then follow interleave (0), swizzle (0 to 3), L2

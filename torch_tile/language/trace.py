@@ -21,7 +21,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
-from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
@@ -70,6 +70,7 @@ class Tracer:
         self.waiting: Any = None  # a T.Kernel that no `with` has opened yet
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with its operation
         self.epochs: dict[Buffer, Epoch] = {}  # of reducers that T.reducer_init opened and nothing ended yet
+        self.of_clusters: IdSet[Buffer] = IdSet()  # mbarriers by T.alloc_cluster_barrier
         self.mbarriers: dict[Any, list[Any]] = {}  # by T.create_list_of_mbarrier, of each T.Kernel
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around

@@ -107,6 +107,9 @@ class Handle(NotAValue):
         elif isinstance(value, Region | Handle | Load):
             tracer("an assignment").emit(settled(Copy.build(value, place)))
         else:
+            if isinstance(value, list | tuple):
+                fix = f"store each by itself: {self.name}[i, 0] = a, {self.name}[i, 1] = b"
+                raise error("bad_operand", None, op="an assignment", got=f"a {type(value).__name__}", fix=fix)
             tracer("an assignment").emit(Fill.build(place, value))
 
     def __iter__(self) -> Any:
@@ -183,7 +186,8 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
         raise error("bad_index", None, got="... twice", buffer=buffer.name)
     if len(keys) > buffer.rank:
         shape = describe(buffer.shape)
-        raise error("wrong_rank", None, buffer=buffer.name, want=buffer.rank, got=len(keys), shape=shape)
+        fix = _no_index(None) if None in [k for k in keys if not isinstance(k, Expr)] else ""
+        raise error("wrong_rank", None, buffer=buffer.name, want=buffer.rank, got=len(keys), shape=shape, fix=fix)
     if len(keys) == buffer.rank and not any(isinstance(k, slice) for k in keys):
         return Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(keys)))
     keys = (*keys, *[slice(None)] * (buffer.rank - len(keys)))
@@ -235,7 +239,7 @@ def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DTyp
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
     """Convert an author's index to an expression."""
     if isinstance(key, Handle | Region) or not (is_number(key) or isinstance(key, Expr)):
-        raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
+        raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name, fix=_no_index(key))
     index = to_expr(key)
     if not index.dtype.is_integer:
         note = "`//` divides integers, and T.cast(x, 'int32') cuts a float"
@@ -243,6 +247,15 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
     if isinstance(index, Const) and index.value < 0:  # Python's negative index
         return simplify(buffer.shape[dim] + index)
     return index
+
+
+def _no_index(key: Any) -> str:
+    """Return what to write in place of a key that torch and NumPy take, and buffers do not; "" for other keys."""
+    if key is None:
+        return "leave None out: `tile[i]` in `for i, j in T.Parallel(m, n)` repeats; T.view(X, (1, n)) adds a dimension"
+    if isinstance(key, list | tuple | range) or hasattr(key, "tolist") or isinstance(key, Handle | Region):
+        return "read one place at a time: `for i in T.Parallel(n): Y[i] = X[order[i]]`, with `order` a tensor of int32"
+    return ""
 
 
 def _range(buffer: Buffer, dim: int, key: Any) -> Range:
@@ -271,7 +284,9 @@ def _step(buffer: Buffer, key: Any) -> int:
     if step is None:
         return 1
     if not is_number(step) or not isinstance(to_number(step), int) or step < 1:
-        raise error("bad_slice", None, buffer=buffer.name, why=f"has step {key.step}")
+        back = is_number(step) and to_number(step) < 0
+        fix = "count backwards in a loop: `for i in T.Parallel(n): Y[i] = X[n - 1 - i]`" if back else ""
+        raise error("bad_slice", None, buffer=buffer.name, why=f"has step {key.step}", fix=fix)
     return int(step)
 
 
@@ -368,6 +383,8 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
             fix = ""
             if isinstance(size, Expr) or (is_number(size) and not below):
                 fix = "`/` gives a float: write `n // m`, or T.ceildiv(n, m), which rounds up"
+            elif isinstance(size, list | tuple) and len(sizes) == 1:
+                want, fix = "integers side by side", f"give the sizes one by one: {', '.join(map(repr, size))}"
             elif isinstance(size, str) and size in dt.BY_NAME:
                 fix = f"the shape comes first, and the dtype behind it: (64, 64), {size!r}"
             elif isinstance(size, str):

@@ -91,7 +91,7 @@ def _default(base: Buffer, to: dt.DType) -> Sizes:
 
 
 def reshape(src: Any, shape: Any) -> Handle:
-    """View a tensor or tile by another shape."""
+    """View `src`, a tensor or tile, by another shape."""
     return view(src, shape)
 
 
@@ -403,5 +403,5 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
 
 @Annotation
 def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
-    """Annotate a parameter as T.Tensor does, with strides in elements: integers or T.dynamic."""
+    """Annotate a parameter as T.Tensor does, with strides in elements: integers or T.dynamic. `align` is as there."""
     return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]

@@ -32,7 +32,9 @@ def shfl_sync(value: Any, lane: Any, width: int = WARP, mask: Any = FULL) -> Exp
 
 
 def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) -> Expr:
-    """Return `value` of the lane whose number differs in the bits of `lane_mask`, or the own one outside the group."""
+    """Return `value` of the lane whose number differs in the bits of `lane_mask`, or the own one outside the group.
+
+    A group has `width` lanes."""
     value, bits, width = _operands("T.shfl_xor", value, lane_mask, width, mask)
     got = _made("T.shfl_xor", memory.shuffle_xor(value, bits))
     return got if width == WARP else select(bits < width, got, value)
@@ -53,17 +55,17 @@ def shfl_down(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Ex
 
 
 def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_sync as TIR spells it."""
+    """T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_sync(value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_up as TIR spells it."""
+    """T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_up(value, offset, width, mask)
 
 
 def tvm_warp_shuffle_down(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_down as TIR spells it."""
+    """T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_down(value, offset, width, mask)
 
 

@@ -159,5 +159,8 @@ def _forget(build: Build) -> None:
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:
     """Write a program to a file of the dump folder, with the time of its pass in milliseconds."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise OSError(f"TORCH_TILE_DUMP names {folder}, which cannot be a folder: {problem.strerror}") from None
     (folder / name).write_text(f"# {seconds * 1e3:.1f} ms\n{program!r}\n")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.ops.checks import check_tensors
 
 E4M3 = torch.float8_e4m3fn
 RUN = 128  # columns of a float8 activation that share a scale
@@ -77,7 +78,8 @@ class Routes:
 
 
 def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
-    """Check the shapes that experts are called with."""
+    """Check the tensors that experts are called with, and their shapes."""
+    check_tensors("experts", hidden_states=hidden_states, top_k_index=top_k_index, top_k_weights=top_k_weights)
     if hidden_states.dim() != 2 or top_k_index.dim() != 2 or top_k_index.shape != top_k_weights.shape:
         found = f"{list(hidden_states.shape)}, {list(top_k_index.shape)} and {list(top_k_weights.shape)}"
         raise ValueError(

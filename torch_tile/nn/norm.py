@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.ops.checks import check_tensors
 
 
 def last_dimension(normalized_shape: int | Sequence[int]) -> int:
@@ -89,6 +90,7 @@ class RMSNorm(nn.Module):
         x = given.get(self.names[0])
         if x is None:
             raise TypeError(f"forward() misses its argument {self.names[0]!r}")
+        check_tensors("RMSNorm", **{self.names[0]: x})
         return x, given.get(self.names[1]) if len(self.names) > 1 else None
 
     def _normalised(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
-from torch_tile.ops.checks import require
+from torch_tile.ops.checks import check_tensors, require
 from torch_tile.ops.layers import flattened
 
 
@@ -61,6 +61,7 @@ class QuantizedLinear(nn.Module):
         whole_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
+        _check_rounded("QuantizedLinear", words=words)
         if words.dim() != 2 or words.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
             kind = f"{words.dtype}, {list(words.shape)}"
             raise TypeError(
@@ -163,6 +164,7 @@ class Float8Linear(nn.Module):
         self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, input_scale: Tensor | None = None
     ) -> None:
         super().__init__()
+        _check_rounded("Float8Linear", weight=weight, scale=scale)
         for name, tensor in (("weight", weight), ("scale", scale), ("input_scale", input_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -212,6 +214,7 @@ class Int8Linear(nn.Module):
     @names_parameters
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, threshold: float = 0.0) -> None:
         super().__init__()
+        _check_rounded("Int8Linear", weight=weight, scale=scale)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -239,6 +242,16 @@ class Int8Linear(nn.Module):
         return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
 
 
+def _check_rounded(layer: str, **given: object) -> None:
+    """Raise TypeError unless a layer is made of tensors, as authors may give sizes like those of nn.Linear."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{layer}: {name} is of type {type(value).__name__}; expected a rounded tensor: "
+                f"{layer}.from_linear(nn.Linear(...)) makes them"
+            )
+
+
 def _check_linear(layer: object) -> None:
     """Raise TypeError unless `from_linear` is given a linear layer."""
     if not isinstance(layer, nn.Linear):
@@ -246,7 +259,8 @@ def _check_linear(layer: object) -> None:
 
 
 def _check_features(layer: str, input: Tensor, features: int) -> None:
-    """Raise RuntimeError unless the last dimension of a layer's input has its input features."""
+    """Raise TypeError for no tensor, RuntimeError for a last dimension without the layer's input features."""
+    check_tensors(layer, input=input)
     require(
         input.dim() > 0 and input.shape[-1] == features,
         lambda: f"{layer}: input has shape {list(input.shape)}; expected {features} features in the last dimension",

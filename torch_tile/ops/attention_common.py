@@ -7,7 +7,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,44 @@ from torch_tile.kernels.attention.arguments import FAR
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registry import op_gradients
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import P, entry, in_torch, op_gradients
 from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule
 
 Sizes = Sequence[tuple[checks.Size, str]]
 """The size of each dimension, and what it is."""
+
+
+def declare_with_lse(
+    name: str,
+    args: Callable[P, Any],
+    doc: str,
+    lse: str,
+    *,
+    module: str,
+    fake: Callable[[Any], tuple[Tensor, Tensor]],
+    alone: Mapping[str, Any],
+    beside: Mapping[str, Any],
+    **common: Any,
+) -> tuple[Callable[P, Tensor], Callable[P, tuple[Tensor, Tensor]]]:
+    """Declare attention, and `name_lse`, which also returns the log-sum-exp. Return the documented forms of both.
+
+    doc: the documentation of the first. lse: the shape of the log-sum-exp, as text. module: the kernels of both.
+    fake: makes the empty results of the second. alone, beside: fields of the first and of the second alone.
+    """
+    alone = {"run": entry(module, name, "out", needs_lse=False), **alone}
+    reference = in_torch(module, only_first=True)
+    first = declare(name, args, Tensor, doc, fake=lambda given: fake(given)[0], reference=reference, **alone, **common)
+    doc = f"""`{name}`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `{name}`, lse {lse} in float32 (float64 for float64), `-inf` for a query that sees no key.
+    lse is not differentiable.
+"""
+    fields = {"module": module, "returns": ("out", "lse"), "run": entry(module, name, "out", "lse")}
+    second = declare(f"{name}_lse", args, tuple[Tensor, Tensor], doc, fake=fake, **fields, **beside, **common)
+    return first, second
 
 
 def check_heads(op: str, heads: Any, kv_heads: Any) -> None:
@@ -136,6 +168,26 @@ class Gradients:
     module: str
     args: Any
     backward_args: Any
+
+    @property
+    def alone(self) -> dict[str, Any]:
+        """Return the fields of the operator that keeps nothing for the backward; see `declare_with_lse`."""
+        return {"in_training": self.in_training}
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """Return the fields of the operator that keeps the log-sum-exp."""
+        return {"setup_context": self.save, "backward": self.gradients}
+
+    @property
+    def of_backward(self) -> dict[str, Any]:
+        """Return the fields of the backward operator: results, kernels, reference, and the gradient of the gradient."""
+
+        def run(args: Any, out: Any) -> None:
+            getattr(kernels(self.module), f"{self.name}_backward")(*args, results=out)
+
+        found = {"returns": ("dq", "dk", "dv"), "run": run, "reference": in_torch(self.module, "backward_reference")}
+        return {**found, "setup_context": self.save_backward, "backward": self.twice}
 
     def in_training(self, args: Any) -> Tensor:
         """Run the op that keeps what the backward needs."""

@@ -34,6 +34,16 @@ def require_value(condition: bool, message: Callable[[], str]) -> None:
         raise ValueError(message())
 
 
+def check_tensors(op: str, **given: object) -> None:
+    """Raise TypeError unless every argument is a tensor; name what makes one of an array, a list or a number."""
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            continue
+        kind = type(value).__name__
+        made = {"ndarray": f": torch.from_numpy({name})", "NoneType": ""}.get(kind, f": torch.tensor({name})")
+        raise TypeError(f"{op}: {name} is {'None' if value is None else f'of type {kind}'}; expected a tensor{made}")
+
+
 def shape_of(tensor: torch.Tensor) -> str:
     """Return the shape as messages show it."""
     return str(list(tensor.shape))

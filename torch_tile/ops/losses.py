@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.ops.checks import check_tensors
 from torch_tile.ops.recomputed import gradients_of
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -39,6 +40,7 @@ def cross_entropy_loss(
     Returns:
         A scalar, or target's shape for "none", in float32 (float64 for float64), where torch rounds to input's dtype.
     """
+    check_tensors("cross_entropy", input=input, target=target)
     _check("cross_entropy", target, reduction)
     logits = input.movedim(1, -1) if input.dim() > 2 else input
     loss, _ = torch.ops.tile.cross_entropy(logits, target, weight, ignore_index, label_smoothing, z_loss)
@@ -80,6 +82,7 @@ def linear_cross_entropy_loss(
     Returns:
         A scalar, or target's shape for "none", in float32 (float64 for float64).
     """
+    check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)
     _check("linear_cross_entropy", target, reduction)
     given = input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, z_loss, softcap
     wants = [x is not None and x.requires_grad for x in (input, linear_weight, linear_bias)]

@@ -71,7 +71,7 @@ def result_of(kernel: JITKernel) -> Buffer | None:
     return results[0] if len(results) == 1 and isinstance(results[0], Buffer) else None
 
 
-def _known(operator: str) -> JITKernel:
+def _kernel_of(operator: str) -> JITKernel:
     """Return the kernel of an operator; raise LaunchError where this process has none of that name."""
     kernel = kernel_of(operator)
     if kernel is None:
@@ -114,7 +114,7 @@ def _compiled_call(
     from torch_tile.kernels.epilogue.fuse_into_stores import CannotFuseError
     from torch_tile.kernels.epilogue.program import evaluate
 
-    kernel = _known(operator)
+    kernel = _kernel_of(operator)
     places = _places(kernel)
 
     def in_two_steps(call: EpilogueCall) -> torch.Tensor:
@@ -142,7 +142,7 @@ def _run(*given: Any) -> torch.Tensor:
 def _fake(*given: Any) -> torch.Tensor:
     """Return the kernel's result, in the dtype of the epilogue, without data."""
     call = EpilogueCall(*given)
-    kernel = _known(call.operator)
+    kernel = _kernel_of(call.operator)
     result: torch.Tensor = fake_results(kernel, [result_of(kernel)], _in_order(call, _places(kernel)))
     return torch.empty_like(result, dtype=call.dtype)
 

@@ -137,6 +137,7 @@ def find_compiler() -> HostCompiler:
                 link = _openmp_link(is_clang)
                 if is_clang and not link and not _links([*command, *flags]):
                     break
+                _warn_of_other(command, tried)
                 names = shlex.join(os.path.basename(word) for word in command)
                 return HostCompiler(command, flags, link, key_of(names, result.stdout))
     names = ", ".join(shlex.join(command) for command in tried)
@@ -146,6 +147,13 @@ def find_compiler() -> HostCompiler:
         "macOS: `xcode-select --install`) or name one in the environment variable CXX. clang needs an OpenMP library "
         "of its own (Debian, Ubuntu: `apt install libomp-dev`)."
     )
+
+
+def _warn_of_other(found: tuple[str, ...], tried: list[tuple[str, ...]]) -> None:
+    """Warn where CXX names a compiler that was tried and does not work, since another one is used then."""
+    named = os.environ.get("CXX", "").strip()
+    if named and any(command != found and shlex.join(command) == named for command in tried):
+        _log.warning("CXX names %r, which does not work here: %s compiles CPU kernels", named, shlex.join(found))
 
 
 def _links(command: list[str]) -> bool:

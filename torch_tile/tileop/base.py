@@ -129,7 +129,9 @@ def no_region(what: str, value: Any) -> TileError:
     is_outside = type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "shape")
     fix = "T.alloc_shared or T.alloc_fragment makes a tile; a tensor from outside is a parameter of the kernel"
     got = f"{what} ({type(value).__name__})"
-    return error("copy_values", None, what=got, fix=fix if is_outside and value.ndim else "")
+    if value is None:
+        fix = "what was called gives no value: T's functions and macros write into the tile that they are given"
+    return error("copy_values", None, what=got, fix=fix if value is None or (is_outside and value.ndim) else "")
 
 
 def need_region(value: Any, op: str, name: str) -> Region:

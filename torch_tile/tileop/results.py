@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find results that no kernel writes, or only updates.
+"""Find results that no kernel writes, or only updates, and programs that write nothing.
 
 No pass is imported, as programs from the cache are looked at, too.
 """
@@ -12,8 +12,8 @@ from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, children, equal, find
-from torch_tile.ir.stmt import Program, Store
+from torch_tile.ir.node import Node, children, contains, equal, find
+from torch_tile.ir.stmt import Assert, Do, Print, Program, Store
 from torch_tile.tileop.base import RegisteredOp
 
 
@@ -28,6 +28,22 @@ def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Dia
     found = [diagnose("unwritten_result", b.span, buffer=b.name, fix=_fix(program, b, named)) for b in unwritten]
     rest = [b for b in results if not any(b is each for each in unwritten)]
     return found + [diagnose("only_updated", span, buffer=b.name) for b, span in _only_updated(program, rest)]
+
+
+def writes_nothing(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for a program that writes none of its tensors, and neither prints, asserts nor calls."""
+    speaks = any(contains(k.body, Print, Assert, Do) for k in program.kernels)
+    if speaks or program.outputs or not any(isinstance(p, Buffer) for p in program.params):
+        return []
+    written = (b for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address) for b in _touched(n))
+    if any(b.scope == "global" for b in written):
+        return []
+    return [diagnose("writes_nothing", next((k.span for k in program.kernels), None), name=program.name)]
+
+
+def _touched(node: RegisteredOp | Store | Address) -> list[Buffer]:
+    """Return the buffers that a statement writes, or that a pointer leads to."""
+    return [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
 
 
 def _only_updated(program: Program, tensors: Iterable[Buffer]) -> list[tuple[Buffer, Span | None]]:
@@ -71,8 +87,7 @@ def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
     """
     missing = dict.fromkeys(tensors)
     for node in (n for k in program.kernels if missing for n in find(k.body, RegisteredOp, Store, Address)):
-        buffers = [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
-        for buffer in buffers:
+        for buffer in _touched(node):
             missing.pop(buffer.base or buffer, None)
         if not missing:
             break

@@ -149,7 +149,7 @@ class PlainAttention(nn.Module):
         self.k, self.v = nn.Linear(width, keys, bias=False), nn.Linear(width, keys, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, S, N]` to the same."""
+        """Attend from each position of x, `[B, S, N]`, to the positions up to it; return the same shape."""
         q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True, enable_gqa=True)
         return self.o(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

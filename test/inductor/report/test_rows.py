@@ -50,6 +50,15 @@ def test_the_verdict_comes_first():
     assert "Not timed" in Report(rows()).verdict() and "Nothing" in Report().verdict()
 
 
+def test_the_verdict_advises_nothing_that_was_done():
+    untimed = Report([Row("gemm", KEPT, "tile.gemm", "head")], asked="fastest")
+    assert "Nothing was timed" in untimed.verdict() and "select=" not in untimed.verdict()
+    training = Report([replace(rows()[3], graph="backward")], of_eval=True)
+    assert "torch.no_grad() for inference" in training.verdict()
+    assert "no_grad" not in Report([Row("gemm", KEPT, "tile.gemm", "head")], of_eval=True).verdict()
+    assert repr(untimed) == str(untimed)
+
+
 def test_layers_share_a_row():
     found = [Row("gemm", REPLACED, "tile.gemm", f"layers.{n}.experts.{n % 2} m.py:7") for n in (0, 1, 2, 5)]
     text = str(Report([*found, Row("gemm", REPLACED, "tile.gemm", "head.0 m.py:9"), found[0]]))

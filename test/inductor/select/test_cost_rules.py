@@ -198,7 +198,7 @@ def test_a_norm_of_sums_that_is_left_to_inductor_is_its_own_again():
         x, y = (empty(4, 640, 64, 64).permute(0, 2, 3, 1) for _ in range(2))
         graph = make_fx(model)(x, y, empty(640)).graph
         context = Context(graph, Settings(), "inference", policy_of(Settings()))
-        fused_norm.take_front(context)
+        fused_norm.fuse_front(context)
         settle(context)
     (row,) = report.rows
     assert row.status == "kept" and "what makes its input" in row.what

@@ -42,14 +42,6 @@ ALIGNED = (
 )
 
 
-def ends(problems, groups, rows):
-    """Where groups of any sizes end, empty ones and rows behind the last one among them."""
-    places = sorted(problems.random.randint(0, rows) for _ in range(groups))
-    if groups and problems.pick(True, False):
-        places[-1] = rows
-    return torch.tensor(places, dtype=torch.int32)
-
-
 def exact(a, bs, offsets, aux, *rest):
     wide = [[x.double() for x in xs] for xs in (bs, aux)]
     return by_rows.reference(a.double(), wide[0], offsets, wide[1], *rest, F64)
@@ -63,7 +55,7 @@ def operands(problems, spec, groups, m, n, k, layout=None):
     aux = [problems.tensor(*shapes[kind], dtype=dtype) for kind in kinds]
     if spec == "masked":
         aux[0] = aux[0] > 0
-    return a, bs, ends(problems, groups, m), [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+    return a, bs, problems.ends(groups, m), [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
 def small(dtype):
@@ -157,7 +149,7 @@ def test_products_over_rows(dtype, rounds, problems, check):
         config = tilings[number % 5]
         groups, rows, m, n = problems.size(7), problems.size(150), problems.size(70), problems.size(90)
         a, b = (problems.tensor(rows, columns, dtype=dtype) for columns in (m, n))
-        offsets = ends(problems, groups, rows)
+        offsets = problems.ends(groups, rows)
         got = by_k.k_grouped_gemm(a, b, offsets, dtype, config)
         want = by_k.reference(a.double(), b.double(), offsets, F64)
         check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", small(dtype), own=True)
@@ -169,7 +161,7 @@ def test_aligned_products_over_rows(rounds, problems, check):
     for config in (Config(64, 64, 64, 128, 3, staged=True), wide, replace(wide, blocks=3, panel=2)):
         groups, rows, m, n = problems.size(4), problems.size(300), 8 * problems.size(20), 8 * problems.size(20)
         a, b = (problems.tensor(rows, columns, dtype=BF16, layout="dense") for columns in (m, n))
-        offsets = ends(problems, groups, rows)
+        offsets = problems.ends(groups, rows)
         want = by_k.reference(a.double(), b.double(), offsets, F64)
         a[int(offsets[-1]) :] = torch.nan
         b[int(offsets[-1]) :] = torch.inf

@@ -28,14 +28,6 @@ CLAMPED = (
 )
 
 
-def ends(problems, groups, rows):
-    """Where groups of any sizes end, empty ones and rows behind the last one among them."""
-    places = sorted(problems.random.randint(0, rows) for _ in range(groups))
-    if problems.pick(True, False):
-        places[-1] = rows
-    return torch.tensor(places, dtype=torch.int32)
-
-
 def arguments(problems, scheme, groups, m, n, k, products, interleaved=False):
     """Of `grouped_dequant_gemm`, up to the auxiliary operands; matrices of several products may share a tensor."""
     words, bits, run, scale, zero, format, dtype = SCHEMES[scheme]
@@ -54,7 +46,7 @@ def arguments(problems, scheme, groups, m, n, k, products, interleaved=False):
     scales = [(of() + 0.5).to(scale) for _ in bs]
     zeros = [(of() * 3).to(zero) for _ in bs] if zero else []
     a = problems.tensor(m, k, dtype=dtype) / 8
-    return (a, bs, scales, zeros, ends(problems, groups, m), bits, False, 0), format
+    return (a, bs, scales, zeros, problems.ends(groups, m), bits, False, 0), format
 
 
 def exact(a, bs, scales, zeros, offsets, bits, high, offset, aux, kinds, text, format):

@@ -21,14 +21,6 @@ FORMS = {  # what scales a row of a and a column of b, and whether runs of 128 c
 }
 
 
-def ends(problems, groups, rows):
-    """Where groups of any sizes end, empty ones and rows behind the last one among them."""
-    places = sorted(problems.random.randint(0, rows) for _ in range(groups))
-    if problems.pick(True, False):
-        places[-1] = rows
-    return torch.tensor(places, dtype=torch.int32)
-
-
 def scales(problems, form, rows, columns, *groups):
     """Positive scales of `rows x columns` numbers, some stored the other way round."""
     kind, grouped = form
@@ -41,7 +33,7 @@ def arguments(problems, form, groups, m, n, k, dtypes=(E4M3, E4M3)):
     """Of `grouped_scaled_gemm`, up to the auxiliary operands."""
     a, b = problems.tensor(m, k).to(dtypes[0]), problems.tensor(groups, n, k).to(dtypes[1]).mT
     scale_b = scales(problems, form[1], n, k, groups).mT
-    return a, b, scales(problems, form[0], m, k), scale_b, ends(problems, groups, m)
+    return a, b, scales(problems, form[0], m, k), scale_b, problems.ends(groups, m)
 
 
 def exact(a, b, scale_a, scale_b, offsets, aux, kinds, text):

@@ -13,6 +13,7 @@ from torch_tile.kernels.linear_attention.args import GRADIENTS
 from torch_tile.kernels.linear_attention.delta import gated_delta_rule, reference
 from torch_tile.kernels.linear_attention.delta_backward import gated_delta_rule_backward, gradient_reference
 from torch_tile.kernels.linear_attention.delta_torch import normalized
+from torch_tile.kernels.linear_attention.segments import segments_for
 from torch_tile.kernels.linear_attention.tiles import Config, config_for, scan_config_for
 
 TINY = Config(16, 16, 16, 16, base=8, threads=32, key_threads=32, stages=1)
@@ -97,6 +98,7 @@ def test_random_problems(dtype, form, rounds, engine, problems, check):
             given["beta"] = None
         names = [name for name in GRADIENTS if name != "beta" or given["beta"] is not None]
         config = replace(TINY, staged=problems.pick(False, True), fused_values=problems.pick(0, 16)) if few else None
+        config = replace(config, segments=problems.pick(1, 2, 4)) if few else None
         found = gated_delta_rule(**given, **options, config=config)
         wide = double(given)
         wants, rounding = recurrence(*wide.values(), *options.values()), Rounding(reference, **wide, **options)
@@ -170,3 +172,20 @@ def test_blocks_of_the_scan_have_few_values_where_all_run_at_once(capability, st
     machine = Machine(Target("cuda", capability), 132)
     config = config_for(torch.bfloat16, 128, machine)
     assert scan_config_for(config, machine, states, 128) == replace(config, value_tile=values)
+
+
+@pytest.mark.parametrize(
+    ("capability", "states", "chunks", "segments"),
+    [
+        (90, 16, 64, 8),
+        (90, 32, 64, 4),
+        (90, 64, 64, 1),
+        (90, 16, 16, 4),
+        (90, 16, 12, 1),
+        (90, 1, 999, 16),
+        (80, 16, 64, 1),
+    ],
+)
+def test_sequences_are_cut_into_as_many_segments_as_run_at_once(capability, states, chunks, segments):
+    machine = Machine(Target("cuda", capability), 132)
+    assert segments_for(config_for(torch.bfloat16, 128, machine), machine, states, 128, chunks) == segments

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torch_tile.kernels.mla import scheduler
 from torch_tile.kernels.mla.decode import EVENLY_SPLIT, mla_decode, reference as decoded
-from torch_tile.kernels.mla.scheduler import BEGINNING, BLOCK, mla_schedule, plan, reference
+from torch_tile.kernels.mla.scheduler import BEGINNING, BLOCK, Joining, combine_pieces, mla_schedule, plan, reference
 from torch_tile.kernels.mla.spec import Config
 
 
@@ -82,7 +83,39 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
             check(a, b, f"{name} of {units} units")
 
 
-@pytest.mark.parametrize("batch", [1, 2, EVENLY_SPLIT])
+def test_pieces_are_joined_whatever_a_block_reads_together(engine, rounds, problems, check):
+    """Rows that no block has in full, pieces of rows without visible keys, and sequences that are not touched."""
+    for _ in range(2) if engine == "threads" else rounds(20):
+        lengths, units = some_lengths(problems)[:9] or [70], problems.pick(1, 3, 12)
+        rows = problems.random.randint(1, 9)
+        table = torch.tensor(plan(lengths, units), dtype=torch.int32)
+        found, _ = pieces(table.tolist(), units, lengths)
+        part = problems.tensor(2 * units, rows, 16, layout="dense")
+        part_lse = 3 * problems.tensor(2 * units, rows, layout="dense")
+        unseen = torch.rand(part_lse.shape, generator=problems.generator) < problems.pick(0.0, 0.5)
+        part_lse, part = part_lse.masked_fill(unseen, -math.inf), part.masked_fill(unseen[..., None], 0.0)
+        out = problems.tensor(len(lengths), 1, rows, 16, layout="dense")
+        lse = problems.tensor(len(lengths), rows, layout="dense")
+        want, want_lse = out.double(), lse.double()
+        for n, own in found.items():
+            slots = [2 * unit + int(table[unit, 0] != n) for unit, *_ in own]
+            if len(own) > 1:
+                want[n, 0], want_lse[n] = joined(part[slots].double(), part_lse[slots].double())
+        joining = Joining(problems.pick(1, 2, 4), problems.pick(1, 2, 8))
+        kernel = scheduler.machine_of(part).kernel(combine_pieces)(part.dtype, 16, problems.pick(1, 2, 3, 8), joining)
+        kernel(table, part, part_lse, out, lse)
+        for name, a, b in zip(("out", "lse"), (out, lse), (want, want_lse), strict=True):
+            check(a, b, f"{name} of {rows} rows, {units} units and lengths {lengths}, {joining}")
+
+
+def joined(part, part_lse):
+    """Join parts `[pieces, rows, width]` in their own dtype."""
+    lse = torch.logsumexp(part_lse, 0)
+    weight = torch.where(lse == -math.inf, 0.0, torch.exp(part_lse - lse))
+    return (weight[..., None] * part).sum(0), lse
+
+
+@pytest.mark.parametrize("batch", [1, EVENLY_SPLIT])
 def test_few_sequences_need_no_schedule(batch, engine, problems, check):
     """Even splits are their best plan: whatever a schedule says is not read."""
     q, q_pe = (problems.tensor(batch, 2, 3, n, layout="dense") for n in (32, 16))

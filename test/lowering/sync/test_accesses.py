@@ -29,7 +29,8 @@ def meet(a, b, threads=64):
 
 def turns(count, name="r"):
     var = Var(name, role="loop")
-    return var, For(LoopKind.UNROLLED, (var,), (const(0, dt.int32),), (const(count, dt.int32),), Block(()))
+    stop = const(count, dt.int32) if isinstance(count, int) else count
+    return var, For(LoopKind.UNROLLED, (var,), (const(0, dt.int32),), (stop,), Block(()))
 
 
 def test_runs_of_elements():
@@ -76,7 +77,18 @@ def test_conditions_name_the_thread():
     assert meet(first, access("r", 0, 0, 0, conditions=(TX < 2,)))
 
 
+def test_rows_of_a_loop_of_unknown_length_are_any_rows():
+    j, loop = turns(K)
+    mine = access("w", K, TX, 0)
+    assert not meet(mine, access("r", j, TX, 0, loops=(loop,)))
+    assert meet(mine, access("r", j, TX + 1, 0, loops=(loop,)))
+    assert meet(mine, access("r", 0, j, 0, loops=(loop,)))
+    unless = access("r", j, TX, 0, loops=(loop,), conditions=(j < TX,))
+    assert not meet(mine, unless) and meet(access("w", K, TX + 1, 0), unless)
+
+
 def test_random_patterns_against_sets(seed):
+    """A loop of unknown length takes any plane of the tile; rows and columns tell threads apart as ever."""
     rng = random.Random(seed)
     answers = set()
     for _ in range(60):
@@ -86,7 +98,11 @@ def test_random_patterns_against_sets(seed):
             r, loop = turns(rng.choice([1, 2, 4]))
             row = (TX * rng.choice([1, 2]) + r * rng.choice([0, 8, 16]) + rng.choice([0, 1, 7])) % 64
             column = rng.choice([TX % 4 * 8, (TX ^ 1) % 8 * 8, r * 8, const(0, dt.int32)])
-            sides.append((access(rng.choice("rw"), 0, row, column, count=rng.choice([1, 8]), loops=(loop,)), r, loop))
+            u, any_plane = turns(K, "u")
+            plane, loops = rng.choice(
+                [(0, (loop,)), (0, (any_plane, loop)), (u, (any_plane, loop)), (u, (loop, any_plane))]
+            )
+            sides.append((access(rng.choice("rw"), plane, row, column, count=rng.choice([1, 8]), loops=loops), r, loop))
         places = []
         for a, r, loop in sides:
             seen = {}

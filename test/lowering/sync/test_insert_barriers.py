@@ -40,7 +40,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.sync.accesses import Hazards
-from torch_tile.lowering.sync.insert_barriers import insert_barriers
+from torch_tile.lowering.sync.insert_barriers import Walk, insert_barriers
 from torch_tile.simulator.interpret import interpret
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -843,3 +843,21 @@ def test_a_pair_of_accesses_is_looked_at_once(depth, seed, monkeypatch):
     monkeypatch.setattr(Hazards, "_between", counting)
     insert_barriers(nested(depth, random.Random(seed)), Build(Target.of("cuda:sm_80")))
     assert len(looked) <= 2 * len(alike), (len(looked), len(alike))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_walks_grow_with_the_square_of_the_depth_at_most(seed, monkeypatch):
+    """Each loop around walked an inner loop five times: seven loops took 150 thousand walks."""
+    walked = []
+
+    def counting(walk, loop, state):
+        walked.append(loop)
+        return body(walk, loop, state)
+
+    body = Walk._body
+    monkeypatch.setattr(Walk, "_body", counting)
+    insert_barriers(nested(2, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    two = len(walked)
+    walked.clear()
+    insert_barriers(nested(6, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    assert len(walked) <= 3**2 * (two + 50), (two, len(walked))

@@ -199,3 +199,22 @@ def test_a_kernel_for_gpus(dtype, accum, seed):
     torch.testing.assert_close(z.double(), want, rtol=0, atol=0)
     assert "mma.sync" in str(compiled.schedule)
     assert all(r.spills == r.stack == 0 for r in compiled.resources.values())
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [("float32", "float16"), ("bfloat16", "float32"), ("float16", "bfloat16")])
+def test_mixed_operands_could_be_faster(of_a: str, of_b: str) -> None:
+    """No tensor core multiplies two float types; the schedule says so, and what to write."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), of_a), B: T.Tensor((64, 64), of_b), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((64, 64), of_a)
+            b = T.alloc_shared((64, 64), of_b)
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    text = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule)
+    assert f"A is {of_a} and B {of_b}: copy one of them" in text and "1 of what could be faster" in text

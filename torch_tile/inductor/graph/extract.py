@@ -174,7 +174,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     env: dict[Node, Node] = {}
     parts: dict[str, GraphModule] = {}  # bodies of higher-order operators
 
-    def take(node: Node, target: str) -> None:
+    def add_input(node: Node, target: str) -> None:
         env[node] = graph.placeholder(target)
         env[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
         if (tensor := _held(node)) is not None:
@@ -183,7 +183,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
             env[node].meta[NUMBERS] = numbers
 
     for index, node in enumerate(inputs):
-        take(node, f"in{index}")
+        add_input(node, f"in{index}")
     for node in _needed(outputs, set(inputs), given, position, instead):
         if (body := body_of(node)) is not None:
             parts[str(node.target)] = body
@@ -192,7 +192,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
             env[node] = graph.node_copy(node, lambda n: env[instead.get(n, n)])
         else:
             with graph.inserting_before(next(iter(graph.nodes), None)):
-                take(node, node.name)
+                add_input(node, node.name)
     graph.output(tuple(env[instead.get(o, o)] for o in outputs))
     return graph_module(graph, parts)
 

@@ -269,7 +269,7 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     return _fold(sympy.Piecewise((yes, condition), (no, sympy.true)))
 
 
-def _called(name: str, operands: Sequence[Any]) -> Any:
+def _apply(name: str, operands: Sequence[Any]) -> Any:
     """Apply a function of the epilogue table to sympy expressions."""
     row = FUNCTIONS[name]
     if row.index is not None:
@@ -311,7 +311,7 @@ def combine(node: Node, values: Sequence[Any]) -> Any:
     if packet in _WHOLE:
         return _fold(_WHOLE[packet](*map(numeric, values)))
     call, rest = call_of(node), iter(values)
-    return None if call is None else call.reduce(lambda _: next(rest), _called)
+    return None if call is None else call.reduce(lambda _: next(rest), _apply)
 
 
 def _floors(node: Node) -> bool:

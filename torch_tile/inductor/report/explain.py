@@ -54,7 +54,8 @@ def explain(
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
     _refuse_unknown_keywords(model, kwargs)
-    backend = functools.partial(dry_run, options=_options(select, options, backward), watch=True)
+    chosen = _options(select, options, backward)
+    backend = functools.partial(dry_run, options=chosen, watch=True)
 
     def wrapper(*values: Any, **named: Any) -> Any:
         return model(*values, **named)
@@ -76,6 +77,7 @@ def explain(
             raise
         if backward:
             _backward(outputs)
+    report.asked, report.of_eval = chosen.get("select", "fastest"), getattr(model, "training", True) is False
     if compat.graph_breaks() > breaks:
         report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
     return report

@@ -130,10 +130,15 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass
 class Report:
-    """The rows of one or more compiles, in graph order. `str(report)` is a table."""
+    """The rows of one or more compiles, in graph order. `str(report)` is a table, and so is what a prompt shows.
+
+    `asked` is the backend's option `select`. `of_eval` is whether the model is in eval mode.
+    """
 
     rows: list[Row] = field(default_factory=list)
     graph_breaks: int = 0
+    asked: str = "tile"
+    of_eval: bool = False
 
     def select(self, family: str | None = None, status: str | None = None) -> list[Row]:
         """Return the rows of one family, one status, or both. Raises ValueError for an unknown family."""
@@ -166,6 +171,8 @@ class Report:
         advised = ["to make them match:", *advice] if advice else []
         return "\n".join([self.verdict(), *lines, *advised, self.totals()])
 
+    __repr__ = __str__
+
     def verdict(self) -> str:
         """Return one line: training or inference, how much runs in tile kernels, and what that is expected to save."""
         if not self.rows:
@@ -179,6 +186,10 @@ class Report:
             text += f", {100 * ours / sum(costs):.0f} % of their arithmetic"
         timed = [r.times for r in self.rows if r.times is not None]
         before, after = sum(t.inductor for t in timed), sum(min(t.tile, t.inductor) for t in timed)
+        if kind == "Training" and self.of_eval:
+            text += " (the model is in eval mode: explain it under torch.no_grad() for inference)"
+        if not before and self.asked == "fastest":
+            return f"{text}. Nothing was timed: no replacement here is worth a contest."
         if not before:
             return f'{text}. Not timed: select="fastest" says what it saves.'
         share = sum(r.times.tile for r in replaced if r.times is not None) / after if after else 0.0

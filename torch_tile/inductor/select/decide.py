@@ -126,7 +126,7 @@ def _facts(value: Any) -> str:
 
 
 def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return typical values of sizes."""
+    """Return sizes as numbers: of symbols, the values that the graph is compiled with."""
     return tuple(compat.size_hint(s) for s in sizes)
 
 

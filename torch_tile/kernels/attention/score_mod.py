@@ -71,8 +71,8 @@ def split_gain(text: str) -> tuple[Epilogue, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def sloped(text: str, inputs: tuple[str, ...]) -> Sloped:
-    """Return the program of `split_gain` with derivatives in some of its inputs."""
+def slopes_of(text: str, inputs: tuple[str, ...]) -> Sloped:
+    """Return the derivatives of the program of `split_gain` in some of its inputs, as a program."""
     return slopes(canonical(text), hides=True).only(split_gain(text)[0].result, *inputs)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.attention.block_lists import BlockLists
 from torch_tile.kernels.attention.operands import Operand
-from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, sloped, split_gain
+from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, slopes_of, split_gain
 from torch_tile.kernels.attention.sequences import DENSE, Layout
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue.autodiff import Sloped
@@ -153,7 +153,7 @@ class Spec:
     @property
     def sloped(self) -> Sloped:
         """The program with the slopes that gradients need."""
-        return sloped(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
+        return slopes_of(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
 
     def slope(self, name: str) -> str | float:
         """Return the derivative of a score in the product ("acc0") or an operand: a value of `sloped`, or a number."""

@@ -75,9 +75,15 @@ def format_operand(operand: Operand) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def parse(
-    text: str, num_products: int | None = None, num_aux: int | None = None, num_indices: int | None = None
+    text: str,
+    num_products: int | None = None,
+    num_aux: int | None = None,
+    num_indices: int | None = None,
+    argument: str = "epilogue",
 ) -> Epilogue:
     """Read an epilogue text; with counts given, also check that it reads no `accI`, `xI` or `iI` beyond them.
+
+    `argument` is what errors call the text.
 
     Raises:
         ValueError: naming the statement and what is wrong with it.
@@ -94,35 +100,35 @@ def parse(
             limit = limits[match[1]]
             if limit is not None and int(match[2]) >= limit:
                 what = _INPUTS[match[1]]
-                raise ValueError(f"epilogue: {where!r} reads {token!r}, but the number of {what} is {limit}")
+                raise ValueError(f"{argument}: {where!r} reads {token!r}, but the number of {what} is {limit}")
             return token
         if _LITERAL.fullmatch(token):
             return float(token)
         raise ValueError(
-            f"epilogue: {where!r} reads {token!r}, which is no earlier name, no acc0.., x0.. or i0.., and no number"
+            f"{argument}: {where!r} reads {token!r}, which is no earlier name, no acc0.., x0.. or i0.., and no number"
         )
 
     parsed = []
     for line in statements:
         match = _STATEMENT.fullmatch(line)
         if match is None:
-            raise ValueError(f"epilogue: {line!r} is not a statement of the form 'name=function(operand,...)'")
+            raise ValueError(f"{argument}: {line!r} is not a statement of the form 'name=function(operand,...)'")
         name, function, operands = match[1], match[2], match[3].split(",") if match[3] else []
         if function not in ARITY:
-            raise ValueError(f"epilogue: {line!r} calls {function!r}; known functions are {', '.join(sorted(ARITY))}")
+            raise ValueError(f"{argument}: {line!r} calls {function!r}; known functions are {', '.join(sorted(ARITY))}")
         if len(operands) != ARITY[function]:
             raise ValueError(
-                f"epilogue: {line!r} gives {function!r} {len(operands)} operands; it takes {ARITY[function]}"
+                f"{argument}: {line!r} gives {function!r} {len(operands)} operands; it takes {ARITY[function]}"
             )
         if name in known or _INPUT.fullmatch(name) or name in ("inf", "nan"):
-            raise ValueError(f"epilogue: {line!r} sets {name!r}, which is taken; every name is set once")
+            raise ValueError(f"{argument}: {line!r} sets {name!r}, which is taken; every name is set once")
         parsed.append(Statement(name, function, tuple(operand(token, line) for token in operands)))
         known.add(name)
 
     result = last.removeprefix("ret ")
     if result == last or not _NAME.fullmatch(result) or not isinstance(operand(result, last), str):
         raise ValueError(
-            f"epilogue: the last statement must be 'ret NAME', got {last!r}; write 'v=relu(acc0);ret v' for relu"
+            f"{argument}: the last statement must be 'ret NAME', got {last!r}; write 'v=relu(acc0);ret v' for relu"
         )
     return Epilogue(tuple(parsed), result)
 

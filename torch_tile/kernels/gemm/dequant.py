@@ -149,7 +149,7 @@ def multiply(
             # All read first, widened then: the tile may be filled again before the products begin. Where sums are
             # scaled, each piece is read and widened beside the products of the piece before.
             words = [] if late else [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
-            taken = [found for run in runs for found in run.take(step + 1, within)]
+            taken = [found for run in runs for found in run.advance(step + 1, within)]
             sums = [T.alloc_fragment((bn, bm), product.dtype) if late else product for _ in pieces]
             ready = []
             for number, (piece, total) in enumerate(zip(pieces, sums, strict=True)):
@@ -250,7 +250,7 @@ class Factors:
             if not copied:
                 T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
-    def take(self, next_step: Any, within: Any) -> list[list[Any]]:
+    def advance(self, next_step: Any, within: Any) -> list[list[Any]]:
         """Return the scales and zeros of each run of a span's step `within`, and begin to load the next step's.
 
         None stands for missing factors.

@@ -221,9 +221,9 @@ class GroupScales:
             for i in T.Parallel(self.count):
                 self.ahead[i] = self.scales[(*self.matrix, *self.kind.place(self.row + i * self.each, step))]
 
-    def take(self, step: Any, times: GroupScales | None = None) -> None:
-        """Take the scales of a step, and fetch those of the next step. They are multiplied by the only scale of
-        `times`, so that both tiles are waited for and released at once.
+    def advance(self, step: Any, times: GroupScales | None = None) -> None:
+        """Make the scales of `step` current, and begin to load those of the next step. They are multiplied by the only
+        scale of `times`, so that both tiles are waited for and released at once.
         """
         first = step % BULK_TILE if self.along else self.skipped
         for i in T.Parallel(self.count):
@@ -317,9 +317,9 @@ def multiply(
         # bulk copies.
         joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
         if of_a is not None:
-            of_a.take(step, joined)
+            of_a.advance(step, joined)
         if of_b is not None and joined is None:
-            of_b.take(step)
+            of_b.advance(step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(bm, bn):
             value = T.cast(part[i, j], "float32")
@@ -536,15 +536,15 @@ def config_for(problem: Problem, machine: Machine) -> Config:
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
     hopper = machine.target.has_wgmma
     best = min(_candidates(problem, machine), key=lambda config: _relative_time(config, problem, machine))
-    alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
-    whole = hopper and problem.bits == 8 and problem.aligned
-    stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
-    stays = stays and (best.block_m == 128 or problem.m <= 8 * best.block_m)
-    if _is_timed(problem, machine) and tile == (PAIRED.block_m, PAIRED.block_n) and _fit_as_pairs(problem, machine):
+    if _runs_as_pairs(best, problem, machine):
         return replace(PAIRED, staged=True, blocks=machine.num_sms // 2 * 2)
+    alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
+    whole, high = hopper and problem.bits == 8 and problem.aligned, problem.m > 8 * best.block_m
+    stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
+    stays = stays and (best.block_m == 128 or not high)
     if whole and alone and tile == (64, 64):  # no second block needs the room
         best = replace(best, stages=8)
-    panel, blocks = 8 if stays or problem.m > 8 * best.block_m else 0, machine.num_sms if stays else 0
+    panel, blocks = 8 if stays or high else 0, machine.num_sms if stays else 0
     return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
 
 
@@ -582,10 +582,12 @@ def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
     return float(waves * steps * step + EDGE * (1 if bm == 128 and bn >= 128 else waves))
 
 
-def _fit_as_pairs(problem: Problem, machine: Machine) -> bool:
-    """Return whether all pairs of tiles run at once. A last pair may have one tile."""
+def _runs_as_pairs(config: Config, problem: Problem, machine: Machine) -> bool:
+    """Return whether tiles run as `PAIRED`: they have its size, and all pairs run at once. A last pair may have one."""
     pairs = -(-problem.m // (2 * PAIRED.block_m)) * -(-problem.n // PAIRED.block_n)
-    return problem.m > PAIRED.block_m and pairs <= machine.num_sms // 2
+    fits = problem.m > PAIRED.block_m and pairs <= machine.num_sms // 2
+    same = (config.block_m, config.block_n) == (PAIRED.block_m, PAIRED.block_n)
+    return fits and same and _is_timed(problem, machine)
 
 
 def _tiles(config: Config, problem: Problem) -> int:

@@ -32,6 +32,7 @@ from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleArgs, scale_of, sequences_of
 from torch_tile.kernels.linear_attention.channels import channel_decays, channel_pairs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, reference
+from torch_tile.kernels.linear_attention.segments import join_segments, scan_segments, segments_for
 from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
@@ -252,8 +253,11 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     A block has all keys and `config.fused_values` values of a head, and goes from chunk to chunk. The state is
     transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
     holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
+
+    Of several segments each begins with its state of `befores`, and the last one stores its own.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
+    segments = config.segments
 
     @T.prim_func
     def delta_scan_outputs(
@@ -263,14 +267,20 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         decays: s.per_time(),
         betas: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *s.initial()],
+        *others: [*s.pairs_of_delta(), *(s.initial() if segments == 1 else [s.befores()])],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,
         scale: compute,
     ):
-        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences * segments, threads=config.threads) as (
+            bx,
+            head,
+            place,
+        ):
+            bz, segment = place // segments, place % segments
             group, at = head // (s.h // s.g), bx * columns
+            run = T.ceildiv(slots, segments)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             q_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -282,6 +292,8 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             out_tile = T.alloc_shared((size, columns), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
+            values = T.alloc_fragment((size, columns), spec.dtype)
+            results = T.alloc_fragment((size, columns), spec.dtype)
             errors = T.alloc_fragment((columns, size), spec.dtype)
             weighed = T.alloc_fragment((columns, size), spec.dtype)
             acc = T.alloc_fragment((columns, size), compute)
@@ -290,9 +302,12 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 said = T.alloc_fragment((columns, size), compute)
                 rest = T.alloc_fragment((columns, size), spec.dtype)
                 found = T.alloc_fragment((columns, size), compute)
-            begin_state(s, others, state, (bz, head, at), transposed=True)
-            for n in T.Pipelined(slots, num_stages=config.stages):
-                first, count = place_of(s, None, n)
+            if segments == 1:
+                begin_state(s, others, state, (bz, head, at), transposed=True)
+            else:
+                T.copy(others[-1][bz, segment, head, at : at + columns, 0:rows], state)
+            for n in T.Pipelined(T.max(T.min(run, slots - segment * run), 0), num_stages=config.stages):
+                first, count = place_of(s, None, segment * run + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(q[bz, first : first + size, group, 0:rows], q_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
@@ -307,24 +322,28 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
+                T.copy(v_tile, values)
                 if spec.delta:
                     for i, j in T.Parallel(columns, size):
-                        rest[i, j] = T.cast(T.cast(v_tile[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
                     T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, size):
                     acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, size):
-                    error = found[i, j] if spec.delta else T.cast(v_tile[j, i], compute)
-                    errors[i, j] = T.cast(error, spec.dtype)
+                    errors[i, j] = T.cast(found[i, j] if spec.delta else values[j, i], spec.dtype)
+                for i, j in T.Parallel(columns, size):
+                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
                     weighed[i, j] = T.cast(error * factor[j], spec.dtype)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
                 T.gemm(weighed, k_tile, state)
                 for i, j in T.Parallel(columns, size):
-                    out_tile[j, i] = T.cast(acc[i, j], spec.dtype)
+                    results[j, i] = T.cast(acc[i, j], spec.dtype)
+                T.copy(results, out_tile)
                 store_rows(s, out_tile, out, (bz, first, count, head, at))
-            for i, j in T.Parallel(columns, rows):
-                if T.logical_and(j < s.k, at + i < s.v):
-                    last[bz, head, j, at + i] = state[i, j]
+            if segment == segments - 1:
+                for i, j in T.Parallel(columns, rows):
+                    if T.logical_and(j < s.k, at + i < s.v):
+                        last[bz, head, j, at + i] = state[i, j]
 
     return delta_scan_outputs
 
@@ -384,6 +403,8 @@ class Chunks:
         self.scan_config = config or scan_config_for(self.config, self.machine, states, self.values)
         packed = args.cu_seqlens is not None
         self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
+        segments = segments_for(self.config, self.machine, states, self.values, self.slots)
+        self.output_config = config or replace(self.config, segments=segments)
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
         self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))
@@ -452,9 +473,10 @@ class Chunks:
         """Write outputs and the last state."""
         spec = self.spec
         if self.config.fused_values and not (spec.channels or spec.packed):
-            initial, spec = self.initial()
-            operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *initial
-            self.run(scan_outputs, *operands, out, last, self.slots, self.scale, spec=spec)
+            before, spec = self.initial() if self.output_config.segments == 1 else self.befores(inverses)
+            operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *before
+            results = out, last, self.slots, self.scale
+            self.run(scan_outputs, *operands, *results, spec=spec, config=self.output_config)
             return
         errors, states = self.scan(inverses, last)
         operands = self.grown_q, weights, self.decays, errors, states, *self.table, out
@@ -464,6 +486,17 @@ class Chunks:
         """Return the states before the first chunk, in a list that is empty without them, and the facts with them."""
         given = self.args.initial_state
         return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
+
+    def befores(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
+        """Compute the transposed states before segments, in a list as `initial`."""
+        segments, config, keys, values = self.output_config.segments, self.output_config, self.keys, self.values
+        own = self.empty(self.batch, segments - 1, self.heads, values, keys)
+        transitions = self.empty(self.batch, segments - 1, self.heads, keys, keys, dtype=self.v.dtype)
+        operands = self.k, self.v, self.decays, self.betas, *inverses
+        self.run(scan_segments, *operands, own, transitions, self.slots, config=config)
+        out, (initial, spec) = self.empty(self.batch, segments, self.heads, values, keys), self.initial()
+        self.run(join_segments, own, transitions, *initial, out, spec=spec, config=config)
+        return [out], self.spec
 
     def scan(self, inverses: list[torch.Tensor], last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute errors, which are values without the delta rule, and the states before chunks, and write `last`."""

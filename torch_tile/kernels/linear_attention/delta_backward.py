@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, dense_last, machine_of
+from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
@@ -223,15 +223,6 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
                         ins[bz, head, first + i] = column_sums[i]
 
     return delta_pair_gradients
-
-
-@T.macro
-def dot_rows(acc: Any, second: Any, out: Any) -> None:
-    """Set `out` to the product of each row of sums with the same row of a tile."""
-    product = T.alloc_fragment(acc.shape, acc.dtype)
-    for i, j in T.Parallel(*acc.shape):
-        product[i, j] = acc[i, j] * T.cast(second[i, j], acc.dtype)
-    T.reduce_sum(product, out, dim=1)
 
 
 @library_jit

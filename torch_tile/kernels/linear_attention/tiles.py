@@ -37,7 +37,7 @@ class Config:
     most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
     find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
     take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states stay in
-    registers. Packed sequences and decaying channels have no such scan.
+    registers. Packed sequences and decaying channels have no such scan. It takes sequences in `segments` at once.
     """
 
     chunk: int = 64
@@ -53,6 +53,7 @@ class Config:
     blocks: int = 1
     staged: bool = False
     fused_values: int = 0
+    segments: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
-    """Choose the tiles of the scan of states: few values, if all blocks then run at once.
+    """Choose the tiles of the scan of states: narrow tiles of values if all blocks still run at once.
 
     A block goes through all chunks in turn. Narrow tiles shorten each turn, and more multiprocessors work. Measured for
     tilings that are `staged`; the others stay.
@@ -213,6 +214,10 @@ class Sizes:
         """Return the type of the state before each sequence, in a list that is empty without one."""
         dtype = self.spec.initial
         return [] if dtype is None else [strided("initial", self.state_shape, dtype, unit=False)]
+
+    def befores(self) -> Any:
+        """Return the type of the transposed state before each segment, `[sequences, segments, H, V, K]`."""
+        return T.Tensor((self.sequences, self.config.segments, self.h, self.v, self.k), self.spec.compute)
 
     def table(self) -> list[Any]:
         """Return the type of the table of chunks, in a list that is empty without one."""

@@ -105,8 +105,8 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # Up to so many sequences are split evenly, whatever a plan says: joining the pieces of a plan costs more than waiting
-# for the longest sequence. Eight of up to 8192 positions take 46 us so and 56 by a plan (128 heads, H200).
-EVENLY_SPLIT = 16
+# for the longest sequence. Four of up to 8192 positions take 32 us by a plan and 38 so (128 heads, H200).
+EVENLY_SPLIT = 3
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.

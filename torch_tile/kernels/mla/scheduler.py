@@ -32,11 +32,11 @@ from torch_tile.kernels.split_k import join_parts
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
-BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
+BEGINNING = 4  # blocks: what it costs to begin a piece and to write what came of it
 LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
-BLOCKS_THAT_JOIN = 5  # run on an SM at once
-MOST_AHEAD = 8  # units whose pieces it reads together
+BLOCKS_THAT_JOIN = 16  # for each SM: fewer join rows one after the other, more take as long to start
+MOST_AHEAD = 8  # pieces of rows that such a block reads together
 
 # The row of a unit: its first sequence and the first block there, its last sequence and the end of the blocks there.
 # Without work the last sequence stands before the first.
@@ -226,6 +226,10 @@ class WorkItems:
         slot = T.min(self.slot(first + n, T.if_then_else(n == 0, is_behind == 0, True)), self.part.shape[0] - 1)
         return T.if_then_else(n < count, slot, -1)
 
+    def left_by(self, unit: Any) -> Any:
+        """Return the only sequence that a unit may have begun and not ended: its last one."""
+        return T.clamp(self.schedule[unit, LAST], 0, self.batch - 1)
+
     @T.macro
     def store_part(
         self, unit: Any, piece: Any, acc: Any, weight: Any, log_sum: Any, first: Any, column: int = 0
@@ -239,12 +243,20 @@ class WorkItems:
             self.part[slot, first + i, column + c] = acc[i, c] * weight[i]
 
 
+@dataclass(frozen=True)
+class Joining:
+    """How many rows a block joins together, and of how many pieces it reads them together."""
+
+    rows: int
+    pieces: int
+
+
 @library_jit
-def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> Any:
+def combine_pieces(dtype: torch.dtype, latent: int, height: int, joining: Joining) -> Any:
     """Build the kernel `combine` for the sequences that several units share, in the order of their units.
 
-    A block joins `height` rows, one after the other. Most sequences of many need none: a block for each row would take
-    as long to start as to work. A block reads the pieces of `ahead` units together.
+    A block joins `height` rows of a sequence, `joining.rows` together. Of many sequences most need no joining, but a
+    unit leaves at most one to the units behind it. So blocks go by units where these are fewer than sequences.
     """
     accum = compute_dtype(dtype)
     rows, batch, outer, inner = T.dynamic("rows, batch, outer, inner")
@@ -258,19 +270,26 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, ahead: int) -> 
         out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((batch, rows), accum),
     ):
-        with T.Kernel(T.ceildiv(rows, height), batch, threads=128) as (bx, bz):
-            work_items = WorkItems(schedule, part, part_lse, batch)
-            first, last = work_items.owners(bz)  # the schedule was there before the kernel that leaves the pieces began
-            behind = T.if_then_else(schedule[work_items.count + bz, IS_BEHIND] == 0, 0, 1)
+        work_items = WorkItems(schedule, part, part_lse, batch)
+        units = work_items.count
+        with T.Kernel(T.ceildiv(rows, height), T.min(batch, units), threads=128) as (bx, by):
+            # The schedule was there before the kernel that leaves the pieces began.
+            sequence = T.if_then_else(batch <= units, by, work_items.left_by(by))
+            first, last = work_items.owners(sequence)
+            behind = T.if_then_else(schedule[units + sequence, IS_BEHIND] == 0, 0, 1)
             T.pdl_sync()
-            if first < last:
+            if first < last and (batch <= units or first == by) and rows > 0:
                 count = last - first + 1
-                for own in T.serial(T.min(height, rows - bx * height)):
-                    row = bx * height + own
-                    slot_of = partial(work_items.slot_in_order, first, behind, count)
-                    acc, log_sum = join_parts(part, part_lse, slot_of, count, row, ahead)
-                    T.copy(acc, out[bz, row // inner, row % inner, 0])
-                    lse[bz, row] = log_sum
+                slot_of = partial(work_items.slot_in_order, first, behind, count)
+                for own in T.serial(T.ceildiv(T.min(height, rows - bx * height), joining.rows)):
+                    row = bx * height + own * joining.rows
+                    # Rows behind the last one are the last one once more, so that no load needs a second test.
+                    together = [T.min(row + n, rows - 1) for n in range(joining.rows)]
+                    joined = join_parts(part, part_lse, slot_of, count, together, joining.pieces)
+                    for n, (acc, log_sum) in enumerate(joined):
+                        if row + n < rows:
+                            T.copy(acc, out[sequence, (row + n) // inner, (row + n) % inner, 0])
+                            lse[sequence, row + n] = log_sum
 
     return combine_pieces
 
@@ -281,8 +300,8 @@ def combine_scheduled(
 ) -> None:  # fmt: skip
     """Combine the units' partial results into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
     batch, rows = lse.flatten(1).shape
-    height, ahead = _joined_together(Shared(batch, rows, part.shape[0] // 2), machine)
-    kernel = machine.kernel(combine_pieces)(out.dtype, part.shape[2], height, ahead)
+    height, joining = _joined_together(Shared(batch, rows, part.shape[0] // 2), machine)
+    kernel = machine.kernel(combine_pieces)(out.dtype, part.shape[2], height, joining)
     kernel(schedule, part, part_lse, out, lse.flatten(1))
 
 
@@ -295,11 +314,13 @@ class Shared:
     units: int
 
 
-def _joined_together(shared: Shared, machine: Machine) -> tuple[int, int]:
-    """Return the rows of a block that joins pieces, and how many pieces it reads together.
+def _joined_together(shared: Shared, machine: Machine) -> tuple[int, Joining]:
+    """Return the rows of a block that joins pieces, and how many rows and pieces it reads together.
 
-    All blocks run at once, since most of them only find that there is nothing to join.
+    Blocks are few, since most of them may only find that there is nothing to join. A sequence of many has two pieces.
     """
     shared = typical(shared)
-    height = -(-shared.batch * shared.rows // (BLOCKS_THAT_JOIN * machine.num_sms))
-    return power_of_two(height), min(MOST_AHEAD, power_of_two(shared.units // max(shared.batch, 1) + 1))
+    pieces = power_of_two(max(2, shared.units // max(shared.batch, 1) + 1))
+    joining = Joining(max(1, MOST_AHEAD // pieces), min(MOST_AHEAD, pieces))
+    height = -(-min(shared.batch, shared.units) * shared.rows // (BLOCKS_THAT_JOIN * machine.num_sms))
+    return max(power_of_two(height), joining.rows), joining

@@ -19,6 +19,7 @@ from torch_tile.kernels.common import (
     all_into,
     compute_dtype,
     dense_last,
+    dot_rows,
     dynamic,
     has_kernels,
     machine_of,
@@ -352,20 +353,8 @@ def pass_states(config: Config, spec: Spec) -> Any:
 
 
 @T.macro
-def dot_rows(acc: Any, other: Any, dot: Any) -> None:
-    """Compute the dot products of rows of two fragments."""
-    product = T.alloc_fragment(acc.shape, acc.dtype)
-    for i, j in T.Parallel(*acc.shape):
-        product[i, j] = acc[i, j] * T.cast(other[i, j], acc.dtype)
-    T.reduce_sum(product, dot, dim=1)
-
-
-@T.macro
-def decay_pairs(spec: Any, weights: Any, scores: Any, at: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
-    """Weigh scores of times from `row` with those from `column` on, some of which are later, by decays between both.
-
-    scores: their columns begin at `at`.
-    """
+def decay_scores(spec: Any, weights: Any, scores: Any, column: Any, row: Any, times: tuple[Any, ...]) -> None:
+    """Weigh scores of times from `row` with those from `column` on, some of which are later, by decays between both."""
     own, decays, steps, own_marks, marks = times
     for i, j in T.Parallel(*weights.shape):
         other = column + j
@@ -373,7 +362,7 @@ def decay_pairs(spec: Any, weights: Any, scores: Any, at: Any, column: Any, row:
         path = row + i <= other if spec.reverse else row + i >= other
         if spec.packed:
             path = T.logical_and(path, own_marks[i] == marks[other])
-        value = T.cast(scores[i, at + j], spec.compute) * T.exp2(between)  # above all bounds where no path is
+        value = T.cast(scores[i, j], spec.compute) * T.exp2(between)  # above all bounds where no path is
         value = value if spec.reverse else value * steps[other]
         weights[i, j] = T.cast(T.if_then_else(path, value, 0.0), spec.dtype)
 
@@ -393,6 +382,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
     s, size, rows, step, compute = Sizes(config, spec), config.chunk, config.rows, config.step, spec.compute
     tile_p, tile_n = config.head_tile, config.state_tile
     resident = config.heads > 1
+    # Two products of bfloat16 are one instruction. Small factors in float16 would lose digits.
+    kind = spec.dtype if spec.dtype == torch.bfloat16 else compute
     parts, tiles = T.dynamic("parts, tiles")
     second = spec.reverse or spec.dots
     more, base = s.marks(spec), int(spec.packed)
@@ -421,7 +412,8 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
             T.annotate_min_blocks_per_sm(config.blocks)
             run, group, place = bx % runs, bx // runs % s.g, bx // runs // s.g
             # The row tiles with the most pairs come first, so that the last blocks are short.
-            row = (place % row_tiles if spec.reverse else row_tiles - 1 - place % row_tiles) * rows
+            row_tile = place % row_tiles if spec.reverse else row_tiles - 1 - place % row_tiles
+            row = row_tile * rows
             tile = place // row_tiles
             p, first = tile * tile_p, chunk * size
             border = row + (rows - 1 if spec.reverse else 0)
@@ -434,7 +426,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     all_scores = T.alloc_shared((rows, size), spec.dtype)
                     T.copy(scores[bz, first + row : first + row + rows, group, 0:size], all_scores)
             staged = T.alloc_shared((rows, tile_p), spec.dtype)
-            factors = T.alloc_shared((size,), compute)
+            factors = T.alloc_shared((size,), kind)
             of_D = T.alloc_shared((config.heads, tile_p), compute)
             acc = T.alloc_fragment((rows, tile_p), compute)
             own = T.alloc_fragment((rows,), compute)
@@ -467,7 +459,7 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                         joined = T.logical_and(joined, mark_tile[j] == mark_tile[border])
                     value = T.exp2(T.if_then_else(joined, between, 0.0))
                     value = value if spec.reverse else value * step_tile[j]
-                    factors[j] = T.if_then_else(joined, value, 0.0)
+                    factors[j] = T.cast(T.if_then_else(joined, value, 0.0), kind)
                 for i in T.Parallel(rows):
                     factor[i] = T.exp2(at_border - own[i] if spec.reverse else own[i] - at_border)
                     if spec.packed:
@@ -479,8 +471,10 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                     T.copy(states[bz, behind, head, p : p + tile_p, 0:tile_n], state_tile)
                     T.gemm(key_tile, state_tile, acc, transpose_B=True, clear_accum=True)
                     if not spec.dots:  # beside the product
+                        pairs = T.alloc_fragment((rows, step), spec.dtype)
                         last = T.alloc_fragment((rows, step), spec.dtype)
-                        decay_pairs(spec, last, all_scores, row, row, row, times)
+                        T.copy(all_scores[0:rows, row_tile * rows : row_tile * rows + step], pairs)
+                        decay_scores(spec, last, pairs, row, row, times)
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(s.n, tile_n), num_stages=config.stages):
@@ -527,11 +521,15 @@ def chunk_scan(config: Config, spec: Spec) -> Any:
                             if resident:
                                 T.copy(last, weights)
                             else:
-                                decay_pairs(spec, weights, score_tile, 0, column, row, times)
+                                decay_scores(spec, weights, score_tile, column, row, times)
                         else:
+                            if resident and spec.reverse:
+                                T.copy(all_scores[0:rows, size - (k + 1) * step : size - k * step], pairs)
+                            elif resident:
+                                T.copy(all_scores[0:rows, k * step : k * step + step], pairs)
                             for i, j in T.Parallel(rows, step):
-                                score = T.cast(all_scores[i, column + j] if resident else score_tile[i, j], compute)
-                                weights[i, j] = T.cast(score * factors[column + j], spec.dtype)
+                                scored = pairs if resident else score_tile
+                                weights[i, j] = T.cast(T.cast(scored[i, j], kind) * factors[column + j], spec.dtype)
                         T.gemm(weights, value_tile, acc)
                     if spec.reverse:
                         dot_rows(acc, mine, dot)

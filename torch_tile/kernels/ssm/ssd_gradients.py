@@ -11,6 +11,7 @@ from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, step_size
 
 GROUP_HEADS = 8  # of which a block adds up the gradients of B and C
+ENDS = 16  # parts of sums over states that a block adds up at once
 
 
 @library_jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
@@ -256,9 +257,12 @@ def step_gradients(config: Config, spec: Spec) -> Any:
     ):
         with T.Kernel(T.ceildiv(h, DECAY_HEADS), chunks, b, threads=config.threads) as (bx, chunk, bz):
             logs = T.alloc_shared((DECAY_HEADS, size), compute)
-            direct = T.alloc_shared((DECAY_HEADS, size), compute)
             behind = T.alloc_shared((DECAY_HEADS, size), compute)
             terms = T.alloc_fragment((DECAY_HEADS, size), compute)
+            of_outputs = T.alloc_fragment((DECAY_HEADS, size), compute)
+            of_inputs = T.alloc_fragment((DECAY_HEADS, size), compute)
+            of_states = T.alloc_fragment((DECAY_HEADS, size), compute)
+            of_ends = T.alloc_fragment((DECAY_HEADS, ENDS), compute)
             total = T.alloc_fragment((DECAY_HEADS,), compute)
             end = T.alloc_fragment((DECAY_HEADS,), compute)
             if chunk == chunks - 1:
@@ -267,27 +271,29 @@ def step_gradients(config: Config, spec: Spec) -> Any:
                     if spec.dt_bias is not None:
                         others[-1][bz, chunk, bx * DECAY_HEADS + i] = 0.0
             else:
+                T.clear(of_outputs)
+                T.clear(of_inputs)
+                T.clear(of_states)
+                T.clear(of_ends)
+                for k in T.serial(parts):  # the outer loop, so that all loads of a part are on their way at once
+                    for i, j in T.Parallel(DECAY_HEADS, size):
+                        head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
+                        of_outputs[i, j] += outputs[bz, head, k, time]
+                        of_inputs[i, j] += inputs[bz, head, k, time]
+                        of_states[i, j] += to_states[bz, head, k, time]
+                for k in T.serial(T.ceildiv(parts_of_ends, ENDS)):
+                    for i, j in T.Parallel(DECAY_HEADS, ENDS):
+                        head, place = T.min(bx * DECAY_HEADS + i, h - 1), k * ENDS + j
+                        found = ends[bz, head, chunk, T.min(place, parts_of_ends - 1)]
+                        of_ends[i, j] += T.if_then_else(place < parts_of_ends, found, 0.0)
                 for i, j in T.Parallel(DECAY_HEADS, size):
                     head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
-                    of_output = T.alloc_var(compute, 0.0)
-                    of_input = T.alloc_var(compute, 0.0)
-                    to_state = T.alloc_var(compute, 0.0)
-                    for k in T.serial(parts):
-                        of_output += outputs[bz, head, k, time]
-                        of_input += inputs[bz, head, k, time]
-                        to_state += to_states[bz, head, k, time]
-                    logs[i, j] = of_output + pairs[bz, head, time]
-                    direct[i, j] = of_input
-                    behind[i, j] = to_state * steps[bz, head, time]
+                    logs[i, j] = of_outputs[i, j] + pairs[bz, head, time]
+                    behind[i, j] = of_states[i, j] * steps[bz, head, time]
                     terms[i, j] = behind[i, j]
                 T.cumsum(logs, dim=1, reverse=True)
                 T.cumsum(behind, dim=1)
-                for i in T.Parallel(DECAY_HEADS):
-                    head = T.min(bx * DECAY_HEADS + i, h - 1)
-                    found = T.alloc_var(compute, 0.0)
-                    for k in T.serial(parts_of_ends):
-                        found += ends[bz, head, chunk, k]
-                    end[i] = found
+                T.reduce_sum(of_ends, end, dim=1)
                 for i, j in T.Parallel(DECAY_HEADS, size):
                     head, time = T.min(bx * DECAY_HEADS + i, h - 1), chunk * size + j
                     log = logs[i, j] + (behind[i, j] - terms[i, j]) + end[i]
@@ -302,7 +308,7 @@ def step_gradients(config: Config, spec: Spec) -> Any:
                     _, value, raw = step_size(spec, given, others[0][head] if bias else 0.0, low, high)
                     slope = 1.0 / (1.0 + T.exp(-raw)) if spec.softplus else 1.0
                     inside = T.logical_and(value >= low, value <= high)
-                    whole = (logs[i, j] * T.cast(A[head], compute) + direct[i, j]) * slope
+                    whole = (logs[i, j] * T.cast(A[head], compute) + of_inputs[i, j]) * slope
                     of_step = T.if_then_else(T.logical_and(inside, time < length), whole, 0.0)
                     terms[i, j] = of_step
                     ddt[bz, time, bx * DECAY_HEADS + i] = T.cast(of_step, spec.dt)

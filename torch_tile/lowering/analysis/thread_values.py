@@ -144,19 +144,19 @@ class Divergence:
 
     def parts(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times."""
-        return self.parting(loop) is not None
+        return self.divergence_of(loop) is not None
 
-    def parting(self, loop: For | While) -> Expr | None:
+    def divergence_of(self, loop: For | While) -> Expr | None:
         """Return the bound or condition by which threads get into different iterations of a loop, or leave it."""
-        found = self.differing(loop)
-        return self.leaving(loop) if found is None else found
+        found = self.divergent_bound(loop)
+        return self.divergent_exit(loop) if found is None else found
 
-    def differing(self, loop: For | While) -> Expr | None:
+    def divergent_bound(self, loop: For | While) -> Expr | None:
         """Return the bound, or the condition of a while loop, that differs between threads."""
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
         return next(filter(self.is_divergent, bounds), None)
 
-    def leaving(self, loop: For | While) -> Expr | None:
+    def divergent_exit(self, loop: For | While) -> Expr | None:
         """Return the condition in a loop's body under which only some threads leave the iteration."""
         return self._leaves(loop.body, None)
 

@@ -52,6 +52,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
+from torch_tile.lowering.common.block_races import block_races
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
@@ -62,7 +63,7 @@ TRUE = const(True, dt.bool_)
 
 
 def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
-    """Return the program unchanged, or raise one TileError with every finding. Warn of results with gaps.
+    """Return the program unchanged, or raise one TileError with every finding. Warn of gaps and block races.
 
     Shared tiles may have sizes of `known_later`: calls bring them, and the kernel is checked again with their values.
     """
@@ -72,7 +73,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in partly_written(program):
+    for each in (*partly_written(program), *block_races(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
@@ -172,11 +173,11 @@ class _Check(Rewriter):
         """Check the body of a loop, with the condition by which threads leave it at different times."""
         guards = []
         if self.divergence is not None:
-            differing, leaving = self.divergence.differing(loop), self.divergence.leaving(loop)
+            bound, leaving = self.divergence.divergent_bound(loop), self.divergence.divergent_exit(loop)
             counted = loop if isinstance(loop, For) else None
-            guards = [Guard(differing, None, counted)] if differing is not None else []
+            guards = [Guard(bound, None, counted)] if bound is not None else []
             guards += [Guard(leaving, None)] if leaving is not None else []
-        outer, apart = self.apart, self.of_cluster.parting(loop) if self.of_cluster is not None else None
+        outer, apart = self.apart, self.of_cluster.divergence_of(loop) if self.of_cluster is not None else None
         self.apart = outer if apart is None else apart
         self._within(self.ranges, path, loop.body, runs, tuple(guards))
         self.apart = outer
@@ -397,9 +398,10 @@ class _Check(Rewriter):
         return self.children(store)
 
     def _region(self, region: Region, op: Stmt) -> None:
-        """Check that a region is affine and, in a tile, within the bounds."""
+        """Check that a region is affine unless it is one element, and in a tile within the bounds."""
+        single = all(isinstance(r.extent, Const) and r.extent.value == 1 for r in region.ranges)
         for dim, r in enumerate(region.ranges):
-            if not _is_affine(r.start):
+            if not single and not _is_affine(r.start):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return

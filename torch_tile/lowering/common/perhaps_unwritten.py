@@ -82,14 +82,10 @@ class _Paths(InOrder):
                 self.written[buffer] = both
         return node
 
-    def visit_where(self, condition: Expr, node: Node) -> None:
+    def visit_where(self, condition: Expr | None, node: Node) -> None:
         """Visit a node that runs where a condition holds, unless it never does."""
-        if isinstance(condition, Const) and not condition.value:
-            return
-        depth = len(self.outer)
-        self.outer.enter(lambda known: known.assume(condition))
-        self(node)
-        self.outer.leave(depth)
+        if not isinstance(condition, Const) or condition.value:
+            super().visit_where(condition, node)
 
     def _copy(self) -> IdMap[Buffer, list[Box]]:
         """Copy what is written so far."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Expr, Load, Select, const, unary
+from torch_tile.ir.expr import Address, Expr, Load, Select, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find
 from torch_tile.ir.stmt import (
@@ -23,7 +23,6 @@ from torch_tile.ir.stmt import (
     Break,
     Continue,
     For,
-    If,
     Kernel,
     Let,
     LoopKind,
@@ -137,12 +136,6 @@ class _Order(InOrder):
         super().loop_body(loop)
         self.partly -= early
 
-    def visit_If(self, node: If) -> Stmt:
-        self(node.condition)
-        self.visit_where(node.condition, node.then)
-        self.visit_where(unary("not", node.condition), node.otherwise)
-        return node
-
     def visit_While(self, node: While) -> Stmt:
         self(node.condition)
         self.visit_where(None, node.body)
@@ -155,13 +148,9 @@ class _Order(InOrder):
 
     def visit_where(self, condition: Expr | None, node: Node) -> None:
         """Visit a node that may not run, or only where a condition holds."""
-        depth = len(self.outer)
-        if condition is not None:
-            self.outer.enter(lambda known: known.assume(condition))
         self.conditional += 1
-        self(node)
+        super().visit_where(condition, node)
         self.conditional -= 1
-        self.outer.leave(depth)
 
     def _may_be_dropped(self, node: Node, dropped: bool) -> None:
         """Visit the values of a statement that perhaps has no effect outside of the tiles."""

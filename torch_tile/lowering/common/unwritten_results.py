@@ -12,10 +12,9 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Expr, is_zero, unary
+from torch_tile.ir.expr import Address, Expr, is_zero
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node
-from torch_tile.ir.stmt import Alloc, If, Program, Stmt, Store
+from torch_tile.ir.stmt import Alloc, Program, Stmt, Store
 from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.results import never_written
@@ -59,19 +58,6 @@ class _Writes(InOrder):
         """Count the write of an element."""
         self._write(store.buffer, store.indices, [ONE] * len(store.indices))
         return self.children(store)
-
-    def visit_If(self, node: If) -> Stmt:
-        """Visit both branches, each where its condition holds."""
-        self.visit_where(node.condition, node.then)
-        self.visit_where(unary("not", node.condition), node.otherwise)
-        return node
-
-    def visit_where(self, condition: Expr, node: Node) -> None:
-        """Visit a node with what its condition says of indices."""
-        depth = len(self.outer)
-        self.outer.enter(lambda known: known.assume(condition))
-        self(node)
-        self.outer.leave(depth)
 
     def _write(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
         """Count a write; one by another name of a tensor counts for all of it."""

@@ -19,7 +19,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, Var, const, unary
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, Rewriter, contents
-from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Stmt
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Stmt
 
 Box = tuple[tuple[int, int], ...]  # of each dimension the first index, and the first one behind
 MOST = 16  # boxes of one tile; a tile of more counts as written
@@ -154,8 +154,8 @@ def _cut(box: Box, other: Box) -> list[Box]:
 class InOrder(Rewriter):
     """Visit a kernel's statements in order, a loop's body once, and keep what they may have written of each tile.
 
-    A subclass says what a read and a write mean, and how to visit nodes under a condition (`visit_where`). `written`
-    may hold buffers from outside the kernel; those that are wholly written leave it.
+    A subclass says what a read and a write mean. `written` may hold buffers from outside the kernel; those that are
+    wholly written leave it.
     """
 
     def __init__(self, kernel: Kernel, written: IdMap[Buffer, list[Box]] | None = None):
@@ -166,9 +166,13 @@ class InOrder(Rewriter):
         self.outer = Scopes(known if thread is None else known.loop(thread, 0, math.prod(kernel.threads)))
         self(kernel.body)
 
-    def visit_where(self, condition: Expr, node: Node) -> None:
-        """Visit a node that runs where a condition holds."""
-        raise NotImplementedError
+    def visit_where(self, condition: Expr | None, node: Node) -> None:
+        """Visit a node that may not run, or only where a condition holds."""
+        depth = len(self.outer)
+        if condition is not None:
+            self.outer.enter(lambda known: known.assume(condition))
+        self(node)
+        self.outer.leave(depth)
 
     def __call__(self, node: Any) -> Any:
         """Skip values that read no memory."""
@@ -211,6 +215,13 @@ class InOrder(Rewriter):
         self(loop.body)
         self.outer.loops.pop()
         self.outer.leave(depth)
+
+    def visit_If(self, node: If) -> Stmt:
+        """Visit both branches, each where its condition holds."""
+        self(node.condition)
+        self.visit_where(node.condition, node.then)
+        self.visit_where(unary("not", node.condition), node.otherwise)
+        return node
 
     def visit_Select(self, node: Select) -> Any:
         """Visit both values under the condition that chooses them."""

@@ -70,9 +70,9 @@ class _Lower(Rewriter):
 
     def visit_Call(self, call: Call) -> Expr:
         """Refuse access to another block's memory: blocks run one after another."""
-        if call.name == "at_rank":
+        if what := {"at_rank": "T.at_rank", "store_at_rank": "T.copy_cluster(dst_block=)"}.get(call.name):
             fix = "choose a CUDA target from sm_90 on"
-            raise error("unsupported_on_target", call.span, what="T.at_rank", target="cpu", fix=fix)
+            raise error("unsupported_on_target", call.span, what=what, target="cpu", fix=fix)
         return self.children(call)
 
     def visit_Do(self, node: Do) -> Stmt:

@@ -213,6 +213,7 @@ class _Async(Rewriter):
             return _all(at(iteration, sums), _started(parts.start))
 
         def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
+            """Return statements that wait for the product of an iteration, and use it; `pending` may stay in flight."""
             here = at(iteration, sums)
             wait = wgmma_wait(pending), WgmmaResults(product.C, span=product.span)
             return _all(here, (*parts.before, *wait, *parts.after))

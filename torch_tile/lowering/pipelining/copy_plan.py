@@ -279,7 +279,7 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
         return True
     shape, volume, seen = tile.static_shape, 0, list[Region]()
     for box in boxes:
-        sides = [side for side in _sides(box) if side is not None]
+        sides = [side for side in _literal_bounds(box) if side is not None]
         if len(sides) != tile.rank or not all(_are_disjoint(box, other) for other in seen):
             return False
         seen.append(box)
@@ -295,11 +295,11 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
 
 def _are_disjoint(a: Region, b: Region) -> bool:
     """Return whether two boxes of a tile certainly have no element in common."""
-    sides = zip(_sides(a), _sides(b), strict=True)
+    sides = zip(_literal_bounds(a), _literal_bounds(b), strict=True)
     return any(x is not None and y is not None and (x[1] <= y[0] or y[1] <= x[0]) for x, y in sides)
 
 
-def _sides(box: Region) -> list[tuple[int, int] | None]:
+def _literal_bounds(box: Region) -> list[tuple[int, int] | None]:
     """Return the first index and the end of each dimension where both are literals, else None."""
     return [
         (int(r.start.value), int(r.start.value) + int(r.extent.value))

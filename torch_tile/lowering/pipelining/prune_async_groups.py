@@ -97,7 +97,7 @@ class _Groups:
         return {step(call, *way) for way in ways}
 
     def loop(self, loop: For | While, ways: set[Way]) -> set[Way]:
-        """Follow a loop as often as it runs; if that is not known, until no new way comes."""
+        """Follow a loop as often as it runs; if that is not known, until its body adds no state."""
         count = trips(loop) if isinstance(loop, For) else None
         if count is not None and count <= MOST_TRIPS:
             for _ in range(count):

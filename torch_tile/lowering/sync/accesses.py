@@ -364,27 +364,33 @@ class _Table:
 
 
 def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _Table | None:
-    """Compute the places of an access; return None if there are too many, or if only its buffer is known."""
+    """Compute the places of an access; return None if there are too many, or if only its buffer is known.
+
+    An index by a loop of unknown length is unknown. The others tell threads apart as they do without the loop.
+    """
     import numpy as np
 
     if access.count < 0:
         return None
-    extents = [trips(loop) for loop in access.loops]
-    if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
+    lengths = [(loop, trips(loop)) for loop in access.loops]
+    loops, extents = [loop for loop, n in lengths if n is not None], [n for _, n in lengths if n is not None]
+    unknown = {v for loop, n in lengths if n is None for v in loop.vars}
+    if threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
     # Each of these arrays varies along one axis only.
-    thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]
+    thread, *iterations = np.ogrid[tuple(slice(e) for e in (threads, *extents))]
     thread = thread + first
     values: dict[Var, Any] = {}
-    for loop, iteration in zip(access.loops, iterations, strict=True):
+    for loop, iteration in zip(loops, iterations, strict=True):
         values[loop.vars[0]] = int(loop.starts[0].value) + iteration * loop.step  # type: ignore[attr-defined]
     numbers = Numbers(values, thread)
-    active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
+    active = np.ones((threads, *extents), bool)
     for condition in access.conditions:
         for part in terms_of("and", condition):
             if numbers.knows(part):
                 active &= numbers(part)
-    sides = tuple(_side(simplify(index), numbers, active) for index in access.indices)
+    known = [simplify(i) if unknown.isdisjoint(symbols(i)) else None for i in access.indices]
+    sides = tuple(None if i is None else _side(i, numbers, active) for i in known)
     return _Table(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 

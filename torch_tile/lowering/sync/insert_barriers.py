@@ -3,7 +3,8 @@
 
 The pass walks the statements in order, with the accesses since the last barrier. A barrier goes right before the first
 statement that meets one of them, which is optimal in straight code. The pass walks a loop until what one iteration
-leaves for the next no longer changes, from several starting points. Asynchronous copies count as writes from the wait
+leaves for the next no longer changes, from several starting points. It walks an inner loop once for each state in
+which it is entered. Asynchronous copies count as writes from the wait
 that completes them. Products count as reads when they start and when they are waited for. A barrier never stands where
 only some threads pass. Afterwards every hazard is ordered.
 """
@@ -60,7 +61,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """The first `count` threads, alone in a branch. `before` are the accesses in front of it.
 
@@ -71,11 +72,29 @@ class Group:
     splits: int
     before: dict[Hashable, Access]
 
+    @property
+    def key(self) -> Hashable:
+        """A key that equal groups share."""
+        return self.count, self.splits, frozenset(self.before.values())
+
     def meets(self, call: Call, splits: int) -> bool:
         """Return whether a call is a barrier for the group."""
         found = lookup(call.name)
         named = found.is_barrier and found.scope is Scope.GROUP
         return named and splits == self.splits and option(call, 1) == self.count
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What one walk of a loop found: its places and the state behind it.
+
+    `gathers` says that the group of threads around got a barrier in it. `after_roles` is the field of `Walk` behind it.
+    """
+
+    places: dict[Place, float]
+    state: State
+    gathers: bool
+    after_roles: bool
 
 
 def first_threads(condition: Expr, thread: Var | None) -> int:
@@ -123,7 +142,8 @@ class Walk:
         # Whether the author orders warps by hand. The lanes of a branch then come to a place in it together.
         self.in_warps = any(syncs(n, Sync.BARRIER, Scope.WARP) for n in find(kernel, Call))
         self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
-        self.gathered: list[Group] = []  # groups that got a barrier here
+        self.gathered: set[Group] = set()  # groups that got a barrier here
+        self.walked: dict[Hashable, Walked] = {}  # by the place of a loop and what its walk depends on
         self.showing = False  # whether a fence of all threads stands before a branch around
         self.engages = True  # whether engines may work after this place
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
@@ -278,7 +298,7 @@ class Walk:
         self.others[place] = self._own_barrier(0, group.count, one.span)
         self._barrier(place, state, places)
         state.since = dict(group.before)
-        self.gathered.append(group)
+        self.gathered.add(group)
         return True
 
     def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
@@ -368,13 +388,32 @@ class Walk:
         self.splits -= splits
         state.become(state.join(other))
         state.leave(self.splits)
-        if met or any(each is group for each in self.gathered):  # the other threads have met no barrier of the group
+        if met or group in self.gathered:  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = access.with_(count=-1)
 
     # Loops.
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
+        """Place the barriers of a loop; walk it once for each state in which it is entered.
+
+        A loop is entered many times, in the walks of the loops around, but in few different states.
+        """
+        group = self.group.key if self.group is not None else None
+        key = place, self.trying, self.after_roles, group, state.key
+        known = self.walked.get(key)
+        if known is None:
+            found: dict[Place, float] = {}
+            self._cheapest(loop, place, state, found)
+            gathers = self.group is not None and self.group in self.gathered
+            known = self.walked[key] = Walked(found, state.copy(), gathers, self.after_roles)
+        elif known.gathers and self.group is not None:
+            self.gathered.add(self.group)
+        places |= known.places
+        state.become(known.state.copy())
+        self.after_roles = known.after_roles
+
+    def _cheapest(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
         """Choose the cheapest barriers of a loop: one in front or none, and a first one in the body or none.
 
         Reads of the loop's bounds or condition are ordered in front of it. Otherwise threads would count differently.

@@ -42,6 +42,11 @@ class State:
         """Return whether a fence has yet to show engines what threads did."""
         return self.used or self.wrote
 
+    @property
+    def key(self) -> Hashable:
+        """A key that states with the same accesses share."""
+        return frozenset(self.since.values()), frozenset(self.flying.values()), self.used, self.wrote
+
     def copy(self) -> State:
         """Return a copy of the state, for another branch."""
         return State(self.most, dict(self.since), dict(self.flying), self.used, self.wrote)

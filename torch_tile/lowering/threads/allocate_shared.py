@@ -111,6 +111,18 @@ def _row(life: Life, offset: int) -> str:
     return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
 
 
+def _written_by_others(kernel: Kernel) -> IdSet[Buffer]:
+    """Return the mbarriers and the tiles that other blocks may write at any time."""
+    found: IdSet[Buffer] = IdSet()
+    for node in find(kernel, Alloc, Call):
+        if isinstance(node, Alloc) and node.buffer.scope == "barrier":
+            found.add(node.buffer)
+        if isinstance(node, Call) and node.name == "store_at_rank":
+            assert isinstance(node.args[0], Address)
+            found.add(node.args[0].buffer)
+    return found
+
+
 def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
     """Return the live ranges of a kernel's used shared buffers, in the order of their allocation.
 
@@ -124,6 +136,7 @@ def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
     lent: IdMap[Buffer, Life] = IdMap()  # tiles that other blocks may be reading, as this block reads theirs
     passed: IdMap[Buffer, int] = IdMap()  # tiles that a role of the compiler fills, and when the roles begin
     stored: list[tuple[Life, tuple[int, ...]]] = []  # tiles that bulk stores read, and the loops around these
+    apart = _written_by_others(kernel)
     clock = group = start = 0
     role: tuple[int, int] | None = None
     is_own = False  # whether the role is the compiler's
@@ -139,7 +152,7 @@ def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
             begins.append(clock)
             ends.append(0)
         if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
-            found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
+            found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer in apart)
         if isinstance(node, Call) and starts(node, Engine.BULK):
             for address in node.args:
                 if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,11 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results
+from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, declare_with_lse
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
-from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import Shape, as_listed, entry, in_torch, op_gradients
+from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, as_listed, op_gradients
 from torch_tile.ops.saved_args import needs_of, restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
@@ -45,7 +45,7 @@ def _check(args: AttentionArgs[Tensor]) -> None:
     )
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(args.score, 1, len(aux), INDICES)
+    parse(args.score, 1, len(aux), INDICES, "tile.attention: score")
 
 
 def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:
@@ -278,11 +278,9 @@ def attention_backward(
     return dq, dk, dv
 
 
-_PRECISION = ("q", "k", "v", "mask", "aux")
-attention: Final = declare(
+attention, attention_lse = declare_with_lse(
     "attention",
     AttentionArgs[Tensor],
-    Tensor,
     """Scaled dot-product attention, `softmax(score(scale q k^T) + mask) v`.
 
 arXiv:1706.03762, computed as in arXiv:2205.14135.
@@ -307,36 +305,15 @@ Returns:
     with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
     sees no key gives 0.
 """,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention.forward", "attention", "out", needs_lse=False),
-    reference=in_torch("attention.forward", only_first=True),
-    in_training=GRADIENTS.in_training,
-    as_aten=_as_sdpa,
-    sharding=_sharding,
-    flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
-    least_flops=lambda args: _products(args, _visible(args), 1, 1),
-    lower_precision=_PRECISION,
-)
-attention_lse: Final = declare(
-    "attention_lse",
-    AttentionArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`attention`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
-    is not differentiable.
-""",
+    "`[B, H, Sq]`",
     module="attention.forward",
-    returns=("out", "lse"),
     fake=_fake_with_lse,
-    run=entry("attention.forward", "attention", "out", "lse"),
-    setup_context=GRADIENTS.save,
-    backward=_gradients,
+    alone={**GRADIENTS.alone, "as_aten": _as_sdpa},
+    beside={**GRADIENTS.beside, "backward": _gradients},
     sharding=_sharding,
     flops=lambda args: _products(args, args.q[2] * args.k[2], 1, 1),
     least_flops=lambda args: _products(args, _visible(args), 1, 1),
-    lower_precision=_PRECISION,
+    lower_precision=("q", "k", "v", "mask", "aux"),
 )
 register(
     name="attention_backward",

@@ -12,15 +12,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.args import BlockSparseArgs, BlockSparseBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, sharding_of_backward
+from torch_tile.ops.attention_common import (
+    Gradients,
+    batched_sizes,
+    check_batched,
+    check_results,
+    declare_with_lse,
+    sharding_of_backward,
+)
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import SCORES, check_ints, counted, kv_head
-from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 FAMILY = "attention_block_sparse"
@@ -58,7 +65,7 @@ def _check(args: BlockSparseArgs[Tensor]) -> None:
     )
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(args.score, 1, len(args.aux or ()), len(SCORES))
+    parse(args.score, 1, len(args.aux or ()), len(SCORES), f"tile.{op}: score")
 
 
 def _check_block(name: str, size: int) -> None:
@@ -151,10 +158,9 @@ def _products(args: BlockSparseArgs[Shape], over_d: int, over_v: int) -> int:
     return 2 * math.prod(args.q[:3]) * keys * (over_d * args.q[3] + over_v * args.v[3])
 
 
-attention_block_sparse: Final = form(
-    "attention_block_sparse",
+attention_block_sparse, attention_block_sparse_lse = declare_with_lse(
+    FAMILY,
     BlockSparseArgs[Tensor],
-    Tensor,
     """Scaled dot-product attention in which lists say which blocks of keys each block of queries sees.
 
 `softmax(score(scale q k^T)) v` over the keys of the listed blocks (arXiv:1904.10509). No mask of all pairs is made.
@@ -184,46 +190,15 @@ Returns:
 
 Values of lists are checked on the CPU only. Gradients are the same from run to run.
 """,
-)
-attention_block_sparse_lse: Final = form(
-    "attention_block_sparse_lse",
-    BlockSparseArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`attention_block_sparse`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `attention_block_sparse`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no
-    key. lse is not differentiable.
-""",
-)
-
-
-_COMMON: dict[str, Any] = {
-    "args": BlockSparseArgs,
-    "check_values": _check_values,
-    "sharding": _sharding,
-    "flops": lambda args: _products(args, 1, 1),
-    "lower_precision": ("q", "k", "v", "aux"),
-}
-register(
-    name=FAMILY,
-    form=attention_block_sparse,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention.block_sparse", FAMILY, "out", needs_lse=False),
-    reference=in_torch("attention.block_sparse", only_first=True),
-    in_training=GRADIENTS.in_training,
-    **_COMMON,
-)
-register(
+    "`[B, H, Sq]`",
     module="attention.block_sparse",
-    name="attention_block_sparse_lse",
-    returns=("out", "lse"),
-    form=attention_block_sparse_lse,
     fake=_fake_with_lse,
-    run=entry("attention.block_sparse", FAMILY, "out", "lse"),
-    setup_context=GRADIENTS.save,
-    backward=GRADIENTS.gradients,
-    **_COMMON,
+    alone=GRADIENTS.alone,
+    beside=GRADIENTS.beside,
+    check_values=_check_values,
+    sharding=_sharding,
+    flops=lambda args: _products(args, 1, 1),
+    lower_precision=("q", "k", "v", "aux"),
 )
 attention_block_sparse_backward: Final = declare(
     "attention_block_sparse_backward",
@@ -241,13 +216,9 @@ All others are as for `attention_block_sparse`.
 Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
 """,
-    returns=("dq", "dk", "dv"),
+    **GRADIENTS.of_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
-    run=lambda args, out: kernels("attention.block_sparse").attention_block_sparse_backward(*args, results=out),
-    reference=in_torch("attention.block_sparse", "backward_reference"),
-    setup_context=GRADIENTS.save_backward,
-    backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
     flops=lambda args: _products(args.forward, 3, 2),
 )

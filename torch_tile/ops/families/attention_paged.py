@@ -6,7 +6,7 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads, check_pages, none_of
+from torch_tile.ops.attention_common import check_heads, check_pages, declare_with_lse, none_of
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
@@ -26,8 +26,7 @@ from torch_tile.ops.families.attention_varlen import (
     counted,
     kv_head,
 )
-from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, entry, form, in_torch, op_gradients
+from torch_tile.ops.registry import Shape, op_gradients
 from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
 
@@ -171,10 +170,9 @@ def _flops(args: PagedArgs[Shape]) -> int:
     return 2 * queries * heads * args.block_tables[1] * args.k_pages[1] * (width + args.v_pages[3])
 
 
-attention_paged: Final = form(
+attention_paged, attention_paged_lse = declare_with_lse(
     "attention_paged",
     PagedArgs[Tensor],
-    Tensor,
     """Scaled dot-product attention over keys and values in pages: decoding, and prefilling by chunks.
 
 `softmax(score(scale q k^T)) v` of each sequence. Its queries stand at the end of its keys, which include their own.
@@ -210,42 +208,15 @@ Returns:
 
 Values of block_tables, lengths and cu_seqlens_q are checked on the CPU only.
 """,
-)
-attention_paged_lse: Final = form(
-    "attention_paged_lse",
-    PagedArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`attention_paged`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `attention_paged`, lse `[B, H, Sq]` or `[H, Tq]` in float32 (float64 for float64), `-inf` for a query that
-    sees no key. lse is not differentiable.
-""",
-)
-
-_COMMON: dict[str, Any] = {
-    "args": PagedArgs,
-    "check_values": _check_values,
-    "setup_context": _save,
-    "backward": _backward,
-    "sharding": _sharding,
-    "flops": _flops,
-    "lower_precision": ("q", "k_pages", "v_pages", "aux"),  # pages of float8 stay as they are
-}
-register(
-    name="attention_paged",
-    form=attention_paged,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention.paged", "attention_paged", "out", needs_lse=False),
-    reference=in_torch("attention.paged", only_first=True),
-    **_COMMON,
-)
-register(
+    "`[B, H, Sq]` or `[H, Tq]`",
     module="attention.paged",
-    name="attention_paged_lse",
-    returns=("out", "lse"),
-    form=attention_paged_lse,
     fake=_fake_with_lse,
-    run=entry("attention.paged", "attention_paged", "out", "lse"),
-    **_COMMON,
+    alone={},
+    beside={},
+    check_values=_check_values,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("q", "k_pages", "v_pages", "aux"),  # pages of float8 stay as they are
 )

@@ -13,14 +13,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import compute_dtype, kernels
+from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
 from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import Gradients, check_heads, check_results, sharding_of_backward
+from torch_tile.ops.attention_common import (
+    Gradients,
+    check_heads,
+    check_results,
+    declare_with_lse,
+    sharding_of_backward,
+)
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import Shape, entry, form, in_torch
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 GRADIENTS = Gradients("attention_varlen", "attention.varlen", VarlenArgs, VarlenBackwardArgs)
@@ -36,7 +42,7 @@ def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes:
     require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(score, 1, len(aux), len(SCORES))
+    parse(score, 1, len(aux), len(SCORES), f"tile.{op}: score")
 
 
 def check_ints(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
@@ -155,10 +161,9 @@ def _products(args: VarlenArgs[Shape], over_d: int, over_v: int) -> int:
     return 2 * rows * heads * int(args.max_seqlen_k) * (over_d * width + over_v * args.v[2])
 
 
-attention_varlen: Final = form(
+attention_varlen, attention_varlen_lse = declare_with_lse(
     "attention_varlen",
     VarlenArgs[Tensor],
-    Tensor,
     """Scaled dot-product attention over sequences of different lengths that lie one after the other.
 
 `softmax(score(scale q k^T)) v` of each sequence (arXiv:1706.03762, computed as in arXiv:2205.14135). The queries of a
@@ -186,46 +191,15 @@ Returns:
 
 Values of cu_seqlens are checked on the CPU only. Gradients are the same from run to run.
 """,
-)
-attention_varlen_lse: Final = form(
-    "attention_varlen_lse",
-    VarlenArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`attention_varlen`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `attention_varlen`, lse `[H, Tq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
-    is not differentiable.
-""",
-)
-
-
-_COMMON: dict[str, Any] = {
-    "args": VarlenArgs,
-    "check_values": _check_values,
-    "sharding": _sharding,
-    "flops": lambda args: _products(args, 1, 1),
-    "lower_precision": ("q", "k", "v", "aux"),
-}
-register(
-    name="attention_varlen",
-    form=attention_varlen,
-    fake=lambda args: _fake_with_lse(args)[0],
-    run=entry("attention.varlen", "attention_varlen", "out", needs_lse=False),
-    reference=in_torch("attention.varlen", only_first=True),
-    in_training=GRADIENTS.in_training,
-    **_COMMON,
-)
-register(
+    "`[H, Tq]`",
     module="attention.varlen",
-    name="attention_varlen_lse",
-    returns=("out", "lse"),
-    form=attention_varlen_lse,
     fake=_fake_with_lse,
-    run=entry("attention.varlen", "attention_varlen", "out", "lse"),
-    setup_context=GRADIENTS.save,
-    backward=GRADIENTS.gradients,
-    **_COMMON,
+    alone=GRADIENTS.alone,
+    beside=GRADIENTS.beside,
+    check_values=_check_values,
+    sharding=_sharding,
+    flops=lambda args: _products(args, 1, 1),
+    lower_precision=("q", "k", "v", "aux"),
 )
 attention_varlen_backward: Final = declare(
     "attention_varlen_backward",
@@ -244,13 +218,9 @@ Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
     sequence have 0.
 """,
-    returns=("dq", "dk", "dv"),
+    **GRADIENTS.of_backward,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
-    run=lambda args, out: kernels("attention.varlen").attention_varlen_backward(*args, results=out),
-    reference=in_torch("attention.varlen", "backward_reference"),
-    setup_context=GRADIENTS.save_backward,
-    backward=GRADIENTS.twice,
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
     flops=lambda args: _products(args.forward, 3, 2),
 )

@@ -28,7 +28,7 @@ def _check(args: ConvArgs[Tensor]) -> None:
     dims = x.dim() - 2
     require(1 <= dims <= 3, lambda: f"tile.{OP}: x has {x.dim()} dimensions; expected 3 to 5: [N, *sizes, C]")
     checks.check_dims(OP, "weight", weight, x.dim(), "[F, *taps, C]")
-    checks.check_size(OP, "weight", weight, -1, x.shape[-1], "x's last dimension")
+    checks.check_size(OP, "weight", weight, -1, x.shape[-1], "x's last dimension: channels come last in both")
     checks.check_vector(OP, "bias", bias, weight.shape[0], "weight's first dimension")
     checks.check_activation(OP, activation)
     _check_per_dimension("stride", stride, (0, dims), 1)

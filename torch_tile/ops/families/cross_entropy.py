@@ -41,6 +41,18 @@ def check_targets(op: str, target: Tensor, of: str, x: Tensor) -> None:
     check_rows(op, "target", target, of, x)
 
 
+def check_classes(op: str, target: Tensor, ignore_index: int, classes: int) -> None:
+    """Raise IndexError on the CPU for a target that is no class, as torch does. Elsewhere its loss is NaN."""
+    if target.device.type != "cpu":
+        return
+    strange = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
+    if strange.numel():
+        raise IndexError(
+            f"tile.{op}: target holds {int(strange[0])}, which is no class; expected 0 to {classes - 1}, "
+            f"or ignore_index ({ignore_index})"
+        )
+
+
 def check_smoothing(op: str, label_smoothing: float) -> None:
     """Check that the label smoothing is a share."""
     require_value(
@@ -136,7 +148,8 @@ s is `label_smoothing` (arXiv:1512.00567), w `weight` or 1, and z `z_loss` (arXi
 
 Args:
     logits: `[..., N]`, of any strides.
-    target: `[...]` int64 or int32, a class for each row. One that is no class and not `ignore_index` gives NaN.
+    target: `[...]` int64 or int32, a class for each row. One that is no class and not `ignore_index`
+        raises IndexError on the CPU and gives NaN on a GPU.
     weight: `[N]`, of any floating dtype. It has no gradient: one that requires it is refused.
     ignore_index: rows of this target cost 0 and get no gradient.
     label_smoothing: 0.0 to 1.0, the share of the target that all classes divide among themselves.
@@ -148,6 +161,7 @@ Returns:
     module="loss.cross_entropy",
     returns=("loss", "lse"),
     fake=_fake,
+    check_values=lambda args: check_classes("cross_entropy", args.target, args.ignore_index, args.logits.shape[-1]),
     reference=in_torch("loss.cross_entropy", "loss_reference"),
     setup_context=_save,
     backward=_backward,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from torch_tile.ops.checks import require, require_type
 from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import in_torch
+from torch_tile.ops.registry import P, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -167,6 +168,90 @@ def flops(args: Any) -> int:
     return int((6 if hasattr(args, "beta") else 4) * batch * length * heads * values * args.q[3])
 
 
+def declare_backward(
+    name: str,
+    args: Callable[P, Any],
+    arguments: str,
+    names: tuple[str, ...],
+    *,
+    module: str,
+    sharding: Callable[[Any], Rule],
+    flops: Callable[[Any], int],
+    check_more: Callable[[str, Any], None] | None = None,
+) -> Callable[P, tuple[Tensor, ...]]:
+    """Declare `name_backward`, the gradients of a recurrence over whole sequences. Return its documented form.
+
+    arguments: the documentation of the recurrence's arguments. names: those with gradients. module: the kernels and the
+    reference. flops: those of the recurrence. check_more: checks arguments that the delta rule lacks.
+    """
+    op = f"{name}_backward"
+    doc = f"""The gradients of `{name}`.
+
+Args:
+    grad: `[B, L, H, V]` in v's dtype, of the output.
+    grad_state: of the last state; None for 0.
+{arguments}
+Returns:
+    the gradients by {", ".join(names[:-1])} and {names[-1]}, in their dtypes; `[0]` for a state that is not given.
+"""
+
+    def fake(given: Any) -> tuple[Tensor, ...]:
+        """Check the arguments, and allocate the results."""
+        if check_more is not None:
+            check_more(op, given)
+        return fake_backward(op, given, names)
+
+    return declare(
+        op,
+        args,
+        tuple[Tensor, ...],
+        doc,
+        returns=tuple(f"d{each}" for each in names),
+        fake=fake,
+        check_values=partial(check_values, op),
+        run=lambda given, out: getattr(kernels(module), op)(*given, results=out),
+        reference=in_torch(module, "gradient_reference"),
+        **by_autograd(module, "gradient_reference"),
+        sharding=sharding,
+        flops=lambda given: 2 * flops(given),
+    )
+
+
+def declare_step(
+    name: str,
+    args: Callable[P, Any],
+    arguments: str,
+    *,
+    module: str,
+    reference: str,
+    check_more: Callable[[str, Any], None] | None = None,
+    **declaration: Any,
+) -> Callable[P, tuple[Tensor, Tensor]]:
+    """Declare `name_step`, a few tokens of a recurrence. Return its documented form.
+
+    arguments: the documentation of the arguments behind the state. module: the kernels, and `reference`, a function.
+    check_more: checks arguments that the delta rule lacks. declaration: all else, as for `declare`.
+    """
+    op = f"{name}_step"
+    doc = f"""A few tokens of `{name}`, one after the other: for decoding.
+
+Args:
+    state: `[B, H, K, V]`, of any floating dtype.
+{arguments}
+Returns:
+    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
+"""
+
+    def fake(given: Any) -> tuple[Tensor, Tensor]:
+        """Check the arguments, and allocate the results."""
+        if check_more is not None:
+            check_more(op, given)
+        return fake_step(op, given)
+
+    fields = {"module": module, "returns": ("out", "new_state"), "fake": fake, "reference": in_torch(module, reference)}
+    return declare(op, args, tuple[Tensor, Tensor], doc, **fields, **by_autograd(module, reference), **declaration)
+
+
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
     k: `[B, L, G, K]` in q's dtype; it should have a length of at most 1, or `use_qk_l2norm`.
     v: `[B, L, H, V]` in q's dtype.
@@ -209,44 +294,21 @@ Values of cu_seqlens are checked on the CPU only.
     flops=flops,
     lower_precision=("q", "k", "v"),
 )
-gated_delta_rule_backward = declare(
-    "gated_delta_rule_backward",
+gated_delta_rule_backward = declare_backward(
+    "gated_delta_rule",
     GatedDeltaRuleBackwardArgs[Tensor],
-    tuple[Tensor, ...],
-    f"""The gradients of `gated_delta_rule`.
-
-Args:
-    grad: `[B, L, H, V]` in v's dtype, of the output.
-    grad_state: of the last state; None for 0.
-{_ARGS}{STATE}{_OPTIONS}
-Returns:
-    the gradients by q, k, v, g, beta and initial_state, in their dtypes; `[0]` for a state that is not given.
-""",
-    returns=("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"),
-    fake=lambda args: fake_backward("gated_delta_rule_backward", args, GRADIENTS),
-    check_values=partial(check_values, "gated_delta_rule"),
-    run=lambda args, out: kernels("linear_attention.delta_backward").gated_delta_rule_backward(*args, results=out),
-    reference=in_torch("linear_attention.delta_backward", "gradient_reference"),
-    **by_autograd("linear_attention.delta_backward", "gradient_reference"),
+    f"{_ARGS}{STATE}{_OPTIONS}",
+    GRADIENTS,
+    module="linear_attention.delta_backward",
     sharding=sharding_of_gradients,
-    flops=lambda args: 2 * flops(args),
+    flops=flops,
 )
-gated_delta_rule_step = declare(
-    "gated_delta_rule_step",
+gated_delta_rule_step = declare_step(
+    "gated_delta_rule",
     GatedDeltaRuleStepArgs[Tensor],
-    tuple[Tensor, Tensor],
-    f"""A few tokens of the gated delta rule, one after the other: for decoding.
-
-Args:
-    state: `[B, H, K, V]`, of any floating dtype.
-{_ARGS}{_OPTIONS}
-Returns:
-    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
-""",
+    f"{_ARGS}{_OPTIONS}",
     module="linear_attention.step",
-    returns=("out", "new_state"),
-    fake=partial(fake_step, "gated_delta_rule_step"),
-    **by_autograd("linear_attention.step", "reference"),
+    reference="reference",
     sharding=sharding_of_step,
     flops=flops,
     lower_precision=("q", "k", "v"),

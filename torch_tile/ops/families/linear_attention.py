@@ -10,7 +10,6 @@ from functools import partial
 
 from torch import Tensor
 
-from torch_tile.kernels import kernels
 from torch_tile.kernels.linear_attention.args import (
     LINEAR_GRADIENTS,
     GatedLinearAttentionArgs,
@@ -18,9 +17,8 @@ from torch_tile.kernels.linear_attention.args import (
     GatedLinearAttentionStepArgs,
 )
 from torch_tile.ops.families import delta_rule
-from torch_tile.ops.recomputed import by_autograd, by_operator
+from torch_tile.ops.recomputed import by_operator
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import in_torch
 
 _ARGS = """    q: `[B, L, G, K]`, of any strides; head h of v has head `h // (H / G)` of q and k.
     k: `[B, L, G, K]` in q's dtype.
@@ -59,45 +57,21 @@ Values of cu_seqlens are checked on the CPU only.
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),
 )
-gated_linear_attention_backward = declare(
-    "gated_linear_attention_backward",
+gated_linear_attention_backward = delta_rule.declare_backward(
+    "gated_linear_attention",
     GatedLinearAttentionBackwardArgs[Tensor],
-    tuple[Tensor, ...],
-    f"""The gradients of `gated_linear_attention`.
-
-Args:
-    grad: `[B, L, H, V]` in v's dtype, of the output.
-    grad_state: of the last state; None for 0.
-{_ARGS}{delta_rule.STATE}{_SCALE}
-Returns:
-    the gradients by q, k, v, g and initial_state, in their dtypes; `[0]` for a state that is not given.
-""",
-    returns=("dq", "dk", "dv", "dg", "dinitial_state"),
-    fake=lambda args: delta_rule.fake_backward("gated_linear_attention_backward", args, LINEAR_GRADIENTS),
-    check_values=partial(delta_rule.check_values, "gated_linear_attention_backward"),
-    run=lambda args, out: kernels("linear_attention.linear").gated_linear_attention_backward(*args, results=out),
-    reference=in_torch("linear_attention.linear", "gradient_reference"),
-    **by_autograd("linear_attention.linear", "gradient_reference"),
-    sharding=delta_rule.sharding_of_gradients,
-    flops=lambda args: 2 * delta_rule.flops(args),
-)
-gated_linear_attention_step = declare(
-    "gated_linear_attention_step",
-    GatedLinearAttentionStepArgs[Tensor],
-    tuple[Tensor, Tensor],
-    f"""A few tokens of `gated_linear_attention`, one after the other: for decoding.
-
-Args:
-    state: `[B, H, K, V]`, of any floating dtype.
-{_ARGS}{_SCALE}
-Returns:
-    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
-""",
+    f"{_ARGS}{delta_rule.STATE}{_SCALE}",
+    LINEAR_GRADIENTS,
     module="linear_attention.linear",
-    returns=("out", "new_state"),
-    fake=partial(delta_rule.fake_step, "gated_linear_attention_step"),
-    reference=in_torch("linear_attention.linear", "step_reference"),
-    **by_autograd("linear_attention.linear", "step_reference"),
+    sharding=delta_rule.sharding_of_gradients,
+    flops=delta_rule.flops,
+)
+gated_linear_attention_step = delta_rule.declare_step(
+    "gated_linear_attention",
+    GatedLinearAttentionStepArgs[Tensor],
+    f"{_ARGS}{_SCALE}",
+    module="linear_attention.linear",
+    reference="step_reference",
     sharding=delta_rule.sharding_of_step,
     flops=delta_rule.flops,
     lower_precision=("q", "k", "v"),

@@ -148,6 +148,11 @@ def _flops_of_gradients(args: LinearCrossEntropyGradientsArgs[Shape]) -> int:
     return _flops(args.forward) * (1 + args.of_hidden + args.of_weight)
 
 
+def _check_classes(op: str, args: LinearCrossEntropyArgs[Tensor] | LinearCrossEntropyGradientsArgs[Tensor]) -> None:
+    """Refuse targets on the CPU that are no class."""
+    cross_entropy.check_classes(op, args.target, args.ignore_index, args.weight.shape[0])
+
+
 linear_cross_entropy = declare(
     "linear_cross_entropy",
     LinearCrossEntropyArgs[Tensor],
@@ -160,7 +165,8 @@ weights of rows are known before, `linear_cross_entropy_gradients` computes both
 Args:
     hidden: `[..., K]`, of any strides.
     weight: `[N, K]` of hidden's dtype, N classes.
-    target: `[...]` int64 or int32, a class for each row. One that is no class and not `ignore_index` gives NaN.
+    target: `[...]` int64 or int32, a class for each row. One that is no class and not `ignore_index`
+        raises IndexError on the CPU and gives NaN on a GPU.
     bias: `[N]`, of any floating dtype.
     class_weight: `[N]`, of any floating dtype. It has no gradient: one that requires it is refused.
     ignore_index: rows of this target cost 0 and get no gradient.
@@ -174,6 +180,7 @@ Returns:
     module="loss.linear_cross_entropy",
     returns=("loss", "lse"),
     fake=_fake,
+    check_values=lambda args: _check_classes("linear_cross_entropy", args),
     setup_context=_save,
     backward=_backward,
     sharding=_sharding,
@@ -211,6 +218,7 @@ Returns:
     module="loss.linear_cross_entropy",
     returns=("loss", "dhidden", "dweight", "dbias"),
     fake=_fake_gradients,
+    check_values=lambda args: _check_classes("linear_cross_entropy_gradients", args),
     reference=in_torch("loss.linear_cross_entropy", "gradients_reference"),
     setup_context=_save_gradients,
     backward=_backward_of_gradients,

@@ -15,10 +15,10 @@ from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_pages
+from torch_tile.ops.attention_common import check_pages, declare_with_lse
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.registration import declare
+from torch_tile.ops.registry import Shape, V, entry, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -175,10 +175,9 @@ def _flops(args: MlaDecodeArgs[Shape]) -> int:
     return 2 * batch * q_len * heads * kv_len * (2 * latent + args.q_pe[3])
 
 
-mla_decode: Final = form(
+mla_decode, mla_decode_lse = declare_with_lse(
     "mla_decode",
     MlaDecodeArgs[Tensor],
-    Tensor,
     """A decoding step of multi-head latent attention with absorbed weights (DeepSeek-V2, arXiv:2405.04434).
 
 `softmax(scale (q kv^T + q_pe k_pe^T)) kv` for every head; all heads share the cached latent `kv` (C is 512 in
@@ -206,44 +205,17 @@ Returns:
 
 Values of seq_lens, block_table and schedule are checked on the CPU only, where reading them is free.
 """,
-)
-mla_decode_lse: Final = form(
-    "mla_decode_lse",
-    MlaDecodeArgs[Tensor],
-    tuple[Tensor, Tensor],
-    """`mla_decode`, and the natural logarithm of each softmax's denominator.
-
-Returns:
-    out as `mla_decode`, lse `[B, Sq, H]` in float32 (float64 for float64), `-inf` for a query that sees no
-    position. lse is not differentiable.
-""",
-)
-
-_COMMON: dict[str, Any] = {
-    "args": MlaDecodeArgs,
-    "check_values": _check_values,
-    "setup_context": _save,
-    "backward": _backward,
-    "sharding": _sharding,
-    "flops": _flops,
-    "lower_precision": ("q", "q_pe", "kv", "k_pe"),
-}
-register(
+    "`[B, Sq, H]`",
     module="mla.decode",
-    name="mla_decode",
-    form=mla_decode,
-    fake=lambda args: _fake_with_lse(args)[0],
-    reference=in_torch("mla.decode", only_first=True),
-    **_COMMON,
-)
-register(
-    module="mla.decode",
-    name="mla_decode_lse",
-    returns=("out", "lse"),
-    form=mla_decode_lse,
     fake=_fake_with_lse,
-    run=entry("mla.decode", "mla_decode", "out", "lse"),
-    **_COMMON,
+    alone={"run": entry("mla.decode", "mla_decode", "out")},
+    beside={},
+    check_values=_check_values,
+    setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
+    lower_precision=("q", "q_pe", "kv", "k_pe"),
 )
 
 

@@ -349,7 +349,7 @@ def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:
     _check_same_runs(op, [v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
     from torch_tile.kernels.epilogue.program import parse
 
-    parse(args.prologue, 1, len(aux))
+    parse(args.prologue, 1, len(aux), argument="prologue")
     parse(args.epilogue, 1, len(aux))
 
 

@@ -10,14 +10,12 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from torch_tile.kernels import kernels
 from torch_tile.kernels.linear_attention.args import RWKV7_GRADIENTS, Rwkv7Args, Rwkv7BackwardArgs, Rwkv7StepArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
 from torch_tile.ops.families import delta_rule
-from torch_tile.ops.recomputed import by_autograd, by_operator
+from torch_tile.ops.recomputed import by_operator
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import in_torch
 from torch_tile.ops.sharding_rule import Rule, if_given
 
 
@@ -36,18 +34,6 @@ def _fake(args: Rwkv7Args[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.rwkv7` and make its empty results."""
     _check_keys("rwkv7", args)
     return delta_rule.fake("rwkv7", args)
-
-
-def _fake_backward(args: Rwkv7BackwardArgs[Tensor]) -> tuple[Tensor, ...]:
-    """Check the arguments of `tile.rwkv7_backward` and make its empty results."""
-    _check_keys("rwkv7_backward", args)
-    return delta_rule.fake_backward("rwkv7_backward", args, RWKV7_GRADIENTS)
-
-
-def _fake_step(args: Rwkv7StepArgs[Tensor]) -> tuple[Tensor, Tensor]:
-    """Check the arguments of `tile.rwkv7_step` and make its empty results."""
-    _check_keys("rwkv7_step", args)
-    return delta_rule.fake_step("rwkv7_step", args)
 
 
 KEYS, VALUES, STATE = ("batch", "time", "head", "k"), ("batch", "time", "head", "v"), ("batch", "head", "k", "v")
@@ -111,45 +97,23 @@ Values of cu_seqlens are checked on the CPU only.
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),
 )
-rwkv7_backward: Final = declare(
-    "rwkv7_backward",
+rwkv7_backward: Final = delta_rule.declare_backward(
+    "rwkv7",
     Rwkv7BackwardArgs[Tensor],
-    tuple[Tensor, ...],
-    f"""The gradients of `rwkv7`.
-
-Args:
-    grad: `[B, L, H, V]` in v's dtype, of the output.
-    grad_state: of the last state; None for 0.
-{_ARGS}{delta_rule.STATE}{_SCALE}
-Returns:
-    the gradients by q, k, v, g, a, b and initial_state, in their dtypes; `[0]` for a state that is not given.
-""",
-    returns=("dq", "dk", "dv", "dg", "da", "db", "dinitial_state"),
-    fake=_fake_backward,
-    check_values=lambda args: delta_rule.check_values("rwkv7_backward", args),
-    run=lambda args, out: kernels("linear_attention.rwkv7").rwkv7_backward(*args, results=out),
-    reference=in_torch("linear_attention.rwkv7", "gradient_reference"),
-    **by_autograd("linear_attention.rwkv7", "gradient_reference"),
-    sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
-    flops=lambda args: 2 * _flops(args),
-)
-rwkv7_step: Final = declare(
-    "rwkv7_step",
-    Rwkv7StepArgs[Tensor],
-    tuple[Tensor, Tensor],
-    f"""A few tokens of `rwkv7`, one after the other: for decoding.
-
-Args:
-    state: `[B, H, K, V]`, of any floating dtype.
-{_ARGS}{_SCALE}
-Returns:
-    the output `[B, L, H, V]` in v's dtype, and the new state in state's dtype.
-""",
+    f"{_ARGS}{delta_rule.STATE}{_SCALE}",
+    RWKV7_GRADIENTS,
     module="linear_attention.rwkv7",
-    returns=("out", "new_state"),
-    fake=_fake_step,
-    reference=in_torch("linear_attention.rwkv7", "step_reference"),
-    **by_autograd("linear_attention.rwkv7", "step_reference"),
+    sharding=lambda args: delta_rule.sharding_of_backward(args, _sharding(args.forward)),
+    flops=_flops,
+    check_more=_check_keys,
+)
+rwkv7_step: Final = delta_rule.declare_step(
+    "rwkv7",
+    Rwkv7StepArgs[Tensor],
+    f"{_ARGS}{_SCALE}",
+    module="linear_attention.rwkv7",
+    reference="step_reference",
+    check_more=_check_keys,
     sharding=_sharding_of_step,
     flops=_flops,
     lower_precision=("q", "k", "v", "a", "b"),

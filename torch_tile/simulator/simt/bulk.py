@@ -139,7 +139,7 @@ def _load(p: Place) -> Run:
                 if chunks is not None:
                     data = raw.view(np.uint8).reshape(-1, CHUNK)
                     there = chunks + (block - p.threads.block) * p.calls.shared.of_block
-                    p.calls.shared.bring(there, data, thread, barrier.agent, time, box.tile.owner, p.span)
+                    p.calls.shared.write_by_agent(there, data, thread, barrier.agent, time, box.tile.owner, p.span)
                 barriers.expect(barrier, -box.bytes, p.span)
 
     return run

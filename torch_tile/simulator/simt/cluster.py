@@ -178,25 +178,59 @@ def _wait(p: Place) -> Run:
 
 def _at_rank(p: Place) -> Run:
     """Compile at_rank: read an element of another block's shared memory."""
-    width = va.carrier(p.call.type)
+    width, tile = va.carrier(p.call.type), cast(Tile, p.behind(0))
 
     def run() -> Value:
-        ids, tile = p.threads.active(), cast(Tile, p.behind(0))
-        index, ranks = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
-        known = (ranks >= 0) & (ranks < p.threads.blocks)
-        if not known.all():
-            text = f"block {int(ranks[~known][0])} of a cluster of {p.threads.blocks}"
-            p.threads.findings.add("out_of_bounds", p.span, text, int((~known).sum()))
-        inside = tile.inside(index, 1, p.span)
-        ok = known if inside is None else known & inside
-        index, ranks, ids = index[ok], ranks[ok], ids[ok]
-        first = tile.address(index) + (ranks - p.threads.block) * p.calls.shared.of_block
+        ids = p.threads.active()
+        first, ranks, ok = _places(p, tile, ids, 1)
+        ids = ids[ok]
         raw = p.calls.shared.read(first, tile.dtype.itemsize, ids, tile.owner, p.span).view(tile.raw_type)[:, 0]
-        for rank in np.unique(ranks[ranks != p.threads.block]).tolist():
-            p.calls.state(Cluster).reach(rank, ids[ranks == rank], p.span)
+        _reach(p, ranks, ids)
         return p.threads.spread(va.decode(raw, tile.dtype).astype(width, copy=False), ids)
 
     return run
 
 
-CLUSTER: dict[str, Handler] = {"cluster_arrive": _arrive, "cluster_wait": _wait, "at_rank": _at_rank}
+def _store_at_rank(p: Place) -> Run:
+    """Compile store_at_rank: write an element of another block's shared memory."""
+    tile = cast(Tile, p.behind(0))
+
+    def run() -> None:
+        ids = p.threads.active()
+        value = va.encode(p.threads.each(p.operands[1](), ids), tile.dtype)
+        first, ranks, ok = _places(p, tile, ids, 2)
+        data = np.ascontiguousarray(value[ok][:, None]).view(np.uint8)
+        p.calls.shared.write(first, data, ids[ok], tile.owner, p.span)
+        _reach(p, ranks, ids[ok])
+
+    return run
+
+
+def _places(p: Place, tile: Tile, ids: Array, rank: int) -> tuple[Array, Array, Array]:
+    """Return the addresses and ranks of elements in blocks of the cluster, and which threads' are inside.
+
+    `rank` is the operand with the ranks. Report elements outside.
+    """
+    index, ranks = p.addresses(0, ids), p.threads.each(p.operands[rank](), ids)
+    known = (ranks >= 0) & (ranks < p.threads.blocks)
+    if not known.all():
+        text = f"block {int(ranks[~known][0])} of a cluster of {p.threads.blocks}"
+        p.threads.findings.add("out_of_bounds", p.span, text, int((~known).sum()))
+    inside = tile.inside(index, 1, p.span)
+    ok = known if inside is None else known & inside
+    first = tile.address(index[ok]) + (ranks[ok] - p.threads.block) * p.calls.shared.of_block
+    return first, ranks[ok], ok
+
+
+def _reach(p: Place, ranks: Array, ids: Array) -> None:
+    """Record which other blocks the threads `ids` access."""
+    for rank in np.unique(ranks[ranks != p.threads.block]).tolist():
+        p.calls.state(Cluster).reach(rank, ids[ranks == rank], p.span)
+
+
+CLUSTER: dict[str, Handler] = {
+    "cluster_arrive": _arrive,
+    "cluster_wait": _wait,
+    "at_rank": _at_rank,
+    "store_at_rank": _store_at_rank,
+}

@@ -55,7 +55,7 @@ class Products:
         name = f"a product of warpgroup {group}"
         return tuple(self.calls.order.agent(name, 4 * group + w) for w in range(4))
 
-    def take(self, memory: Local, start: int, count: int, group: int, role: str, span: Span | None) -> None:
+    def claim(self, memory: Local, start: int, count: int, group: int, role: str, span: Span | None) -> None:
         """Make registers the "results" or "factors" of a warpgroup's next product."""
         uses, here = self.uses_of(memory), (slice(start, start + count), group)
         other, add = uses.factors if role == "results" else uses.results, self.calls.threads.findings.add

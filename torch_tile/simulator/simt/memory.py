@@ -384,13 +384,13 @@ class Shared:
         self._check_written(written, places, owner, span)
         return self.bytes_at(first, size)
 
-    def bring(
+    def write_by_agent(
         self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
     ) -> None:
         """Write rows of bytes by `agent`. A thread may use them once it knows that the agent has reached `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
-        self._ordered.before_engine(places, thread, owner.name, span)
+        self._ordered.check_agent_write(places, thread, owner.name, span)
         self._store(first, data)
         self.owners[places] = owner.number
         self._ordered.written_by_agent(places, agent, time)

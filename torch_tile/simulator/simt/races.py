@@ -461,7 +461,7 @@ class OrderedTrace(Trace):
         self.by_agents[agents][places] = time
         return written - 1
 
-    def before_engine(self, places: Array, thread: int, name: str, span: Span | None) -> None:
+    def check_agent_write(self, places: Array, thread: int, name: str, span: Span | None) -> None:
         """Check a copy engine's write against all earlier accesses.
 
         Ordinary reads and writes must also be fenced.

@@ -165,6 +165,7 @@ class Timeline(Untimed):
         engine = intrinsic.engine
 
         def plain() -> Any:
+            """Count one instruction, and run the call."""
             self.compute(1, span)
             return run()
 

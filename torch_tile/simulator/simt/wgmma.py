@@ -88,7 +88,7 @@ class _Product:
         a = self.factor_in_registers(group, ids) if self.walks[0] is None else self.shared(1, self.walks[0], M, group)
         b = self.shared(2, self.walks[1], self.n, group)
         memory, start, count = p.registers(0)
-        self.products.take(memory, start, count, group, "results", p.span)
+        self.products.claim(memory, start, count, group, "results", p.span)
         found = a @ b.T
         rows, columns = self.result
         own = memory.values[start : start + count, ids]
@@ -105,7 +105,7 @@ class _Product:
     def factor_in_registers(self, group: int, ids: Array) -> Array:
         """Return operand A from registers."""
         memory, start, count = self.p.registers(1)
-        self.products.take(memory, start, count, group, "factors", self.p.span)
+        self.products.claim(memory, start, count, group, "factors", self.p.span)
         rows, columns = spread(A_DIGITS[memory.dtype.bits], count)
         found = np.zeros((M, self.k))
         found[rows, columns] = memory.values[start : start + count, ids]

@@ -16,6 +16,7 @@ from torch_tile.ir.expr import Address, Call, Load
 from torch_tile.simulator.values import Value
 
 if TYPE_CHECKING:
+    from torch_tile.simulator.memory import Storage
     from torch_tile.simulator.tile.interpreter import Tiles
 
 
@@ -73,17 +74,32 @@ class _Left(Exception):
     """Raised in a block when another block of the cluster has failed."""
 
 
+def store_at_rank(call: Call, cluster_run: ClusterRun, writer: Tiles) -> Value:
+    """Store an element to another block's tile."""
+    address, value, rank = call.args[0], call.args[1], writer.expr(call.args[2])
+    assert isinstance(address, Address)
+    tile = _tile_of(int(rank), address, cluster_run, call)
+    writer.put(Load(address.buffer, address.indices, span=call.span), tile, writer.expr(value))
+    return 0
+
+
+def _tile_of(rank: int, address: Address, cluster_run: ClusterRun, call: Call) -> Storage:
+    """Return the tile of the block that has this rank. Raises an error for other numbers."""
+    tiles = [block.memory[address.buffer] for block in cluster_run.blocks]
+    if not 0 <= rank < len(tiles):
+        shape = f"a cluster of {len(tiles)} blocks"
+        raise error("out_of_bounds", call.span, dim=0, buffer="rank", index=str(rank), size=len(tiles), shape=shape)
+    return tiles[rank]
+
+
 def at_rank(call: Call, cluster_run: ClusterRun, reader: Tiles) -> Value:
     """Return the element of another block's tile."""
     address, rank = call.args[0], reader.expr(call.args[1])
     assert isinstance(address, Address)
     load = Load(address.buffer, address.indices, span=call.span)
-    tiles = [block.memory[address.buffer] for block in cluster_run.blocks]
     if not isinstance(rank, torch.Tensor):
-        if not 0 <= rank < len(tiles):
-            shape = f"a cluster of {len(tiles)} blocks"
-            raise error("out_of_bounds", call.span, dim=0, buffer="rank", index=str(rank), size=len(tiles), shape=shape)
-        return reader.loaded(tiles[rank], load)
+        return reader.loaded(_tile_of(rank, address, cluster_run, call), load)
+    tiles = [block.memory[address.buffer] for block in cluster_run.blocks]
     found: Value = 0
     for number, tile in enumerate(tiles):
         found = torch.where(rank == number, torch.as_tensor(reader.loaded(tile, load)), found)

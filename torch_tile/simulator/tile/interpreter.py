@@ -28,7 +28,7 @@ from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
 from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned, tensor_at
 from torch_tile.simulator.simt.cluster import concurrent_blocks
-from torch_tile.simulator.tile.cluster import ClusterRun, at_rank
+from torch_tile.simulator.tile.cluster import ClusterRun, at_rank, store_at_rank
 from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load, foreign_value
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
 from torch_tile.simulator.values import Value, both, some, wrap
@@ -269,6 +269,10 @@ class Tiles(Expressions):
         """Compute a call."""
         if node.name == "at_rank" and self.cluster_run is not None:
             return at_rank(node, self.cluster_run, self)
+        if node.name == "store_at_rank" and self.cluster_run is not None:
+            if self.lanes:
+                raise _InOrder
+            return store_at_rank(node, self.cluster_run, self)
         if node.name == "atomic":
             if self.lanes:
                 raise _InOrder

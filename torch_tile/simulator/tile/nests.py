@@ -36,7 +36,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.simulator.memory import Storage
 from torch_tile.simulator.values import Value
 
-ALONE = ("atomic", foreign.NAME)  # calls that iterations make one after another
+ALONE = ("atomic", "store_at_rank", foreign.NAME)  # calls that iterations make one after another
 
 
 class Plan(enum.Enum):

@@ -112,11 +112,13 @@ class Copy(RegisteredOp):
             loop = f"for {', '.join(names)} in T.Parallel({', '.join(map(repr, wide))})"
             return f"T.copy repeats nothing: `{loop}` reads `{self.src.buffer.name}[{place}]` for each"
         for side in (self.src, self.dst):
-            first, *rest = side.ranges
-            whole = zip(rest, side.buffer.shape[1:], strict=True)
-            if rest and is_one(first.extent) and all(is_zero(r.start) and equal(r.extent, n) for r, n in whole):
-                head = f"{side.buffer.name}[i{', 0' * len(rest)}]"
-                return f"one index names one row: `{head}` begins there and takes the extents of the tile"
+            named = next((n for n, r in enumerate(side.ranges) if r.keep), len(side.ranges))
+            rest = zip(side.ranges[named:], side.buffer.shape[named:], strict=True)
+            whole = all(is_zero(r.start) and equal(r.extent, n) for r, n in rest)
+            if 0 < named < len(side.ranges) and whole:
+                head = f"{side.buffer.name}[{', '.join('ijkl'[:named])}{', 0' * (len(side.ranges) - named)}]"
+                given = "one index names" if named == 1 else f"{named} indices name"
+                return f"{given} one row: `{head}` begins there and takes the extents of the tile"
         return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:

@@ -157,9 +157,11 @@ class Gemm(RegisteredOp):
         if implementation is mma and ctx.asynchronous and reasons:
             ctx.build.remark(self.span, "T.gemm", "mma.sync", reasons[0])
         if implementation is fma:
-            exact = mma.has_product(self, ctx)
-            became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")
-            ctx.build.remark(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
+            a, b = self.A.buffer.dtype, self.B.buffer.dtype
+            exact, mixed = mma.has_product(self, ctx), a != b and a.is_float and b.is_float
+            became = "multiply-adds of single elements" + ("" if exact or mixed else f" ({'; '.join(reasons)})")
+            cast_one = f"A is {a} and B {b}: copy one of them to a tile of the other's type"
+            ctx.build.remark(self.span, "T.gemm", became, cast_one if mixed else "; ".join(reasons) if exact else "")
         return implementation.lower(self, ctx)
 
     def implementation(self, ctx: ThreadContext) -> tuple[GemmImplementation, list[str]]:

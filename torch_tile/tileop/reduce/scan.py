@@ -66,7 +66,7 @@ class Scan(RegisteredOp):
         a = need_region(src, cls.op_name, "src")
         b = a if dst is None else need_region(dst, cls.op_name, "dst")
         rank = len(a.tile_shape)
-        if not -rank <= dim < rank:
+        if not (isinstance(dim, int) and -rank <= dim < rank):
             raise error("reduce_dim", None, op=cls.op_name, dim=dim, rank=rank)
         return cls(a, b, dim % rank, bool(reverse))
 

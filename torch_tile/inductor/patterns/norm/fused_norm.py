@@ -140,7 +140,7 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         norm = _norm_of(node) if node.users else None
         if norm is not None and node not in context.handled:
-            take(context, norm, node)
+            fuse(context, norm, node)
 
 
 def _norm_of(node: Node) -> Norm | None:
@@ -155,7 +155,7 @@ def _norm_of(node: Node) -> Norm | None:
     return None
 
 
-def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool:
+def fuse(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool:
     """Replace a norm and the operations around it, unless its own op takes them all; return whether a decision was
     made.
 
@@ -335,12 +335,12 @@ def _write(
 
 
 @family("norm", "post_grad", 620)
-def take_front(context: Context) -> None:
+def fuse_front(context: Context) -> None:
     """Fuse layer norms with the sums in front of them that products left, modulated or not."""
     for node in list(context.graph.nodes):
         norm = _norm_of(node) if node.users else None
         if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
-            take(context, norm, node, late=True)
+            fuse(context, norm, node, late=True)
 
 
 def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: Node, family: str = "norm") -> bool:

@@ -276,7 +276,7 @@ def _layer_norm(root: Node, x: Node, eps: float, backward: Collection[Node]) -> 
 
 def _replace(context: Context, norm: Norm, root: Node) -> None:
     """Replace a norm that was read, with what stands around it or alone, unless Inductor keeps it."""
-    if fused_norm.take(context, norm, root):
+    if fused_norm.fuse(context, norm, root):
         return
     what = _describe("tile.layer_norm" if norm.centred else "tile.rms_norm", norm.out)
     has_activation = not norm.centred and _activation_behind(context, norm.out) is not None
@@ -302,7 +302,7 @@ def _describe(name: str, node: Node) -> str:
 
 
 @family("norm", "post_grad", 430)
-def take_activation(context: Context) -> None:
+def fuse_activation(context: Context) -> None:
     """Fuse `silu(rms_norm(x))` and similar activations into one kernel, however the activation is written."""
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default):
@@ -334,7 +334,7 @@ def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
 
 
 @family("norm", "post_grad", 610)
-def take_residual(context: Context) -> None:
+def fuse_residual(context: Context) -> None:
     """Replace `rms_norm(a + b)` by `add_rms_norm(a, b)`, which also returns the sum."""
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default):

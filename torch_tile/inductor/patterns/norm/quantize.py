@@ -40,7 +40,7 @@ GATE_LAST = canonical("v0=silu(x0);v1=mul(acc0,v0);ret v1")
 
 
 @family("norm", "post_grad", 630)
-def take_rounding(context: Context) -> None:
+def fuse_rounding(context: Context) -> None:
     """Replace a norm and the rounding of its result, as layers of float8 and int8 have it, by one kernel."""
     for node in list(context.graph.nodes):
         if not is_call(node, *ROUNDINGS):
@@ -66,7 +66,7 @@ def take_rounding(context: Context) -> None:
 
 
 @family("norm", "post_grad", 640)
-def take_swiglu(context: Context) -> None:
+def fuse_swiglu_rounding(context: Context) -> None:
     """Replace `silu(gate) * up` and the rounding of it by one kernel."""
     for node in list(context.graph.nodes):
         y = _unviewed(arg(node, "x")) if is_call(node, *ROUNDINGS) else None

@@ -167,7 +167,7 @@ def tell_length(root: Node) -> None:
     if not is_call(total, aten.sum.dim_IntList, aten.mean.dim):
         return
     x = square_of(total.args[0])
-    passed = _passed(root, x) if x is not None else None
+    passed = _path_to_division(root, x) if x is not None else None
     if passed is None or not reduces_last(total):
         return
     if pair:
@@ -186,7 +186,7 @@ def tell_length(root: Node) -> None:
     raise Miss(reason, fix + "only rows near 0 differ", at=total)
 
 
-def _passed(root: Node, x: Any) -> list[Node] | None:
+def _path_to_division(root: Node, x: Any) -> list[Node] | None:
     """Return the path from a root to the division of x by it, or to the product with its reciprocal; else None."""
     paths = [[root]]
     while paths:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scans of linear attention in segments of a sequence, for calls with too few heads to fill a GPU.
+
+What a segment makes of a state `[V, K]` is linear: `S X + own`, with a transition `X` of the segment and what the
+segment adds to a state of 0. All segments find both at once. Then a short scan joins them to the states before each
+segment, from which all segments compute their outputs at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch_tile.language as T
+from torch_tile.kernels.common import Machine, typical
+from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, place_of, weigh_times
+
+SHORTEST = 4  # chunks of a segment
+FEWEST, MOST = 4, 16  # segments of a sequence
+BLOCKS = 2  # of the scan on a multiprocessor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes that the number of segments depends on: states of all sequences and heads, and chunks of each."""
+
+    states: int
+    values: int
+    chunks: int
+
+
+def segments_for(config: Config, machine: Machine, states: int, values: int, chunks: int) -> int:
+    """Return into how many segments to cut each sequence, a power of two: as many as run at once, 1 if few do.
+
+    States in registers alone are cut: two scans of all segments take longer than one of the whole sequence otherwise.
+    """
+    if not config.fused_values:
+        return 1
+    sizes = typical(Problem(states, values, chunks))
+    blocks = sizes.states * -(-sizes.values // config.fused_values)
+    most = min(BLOCKS * machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
+    return 1 << most.bit_length() - 1 if most >= FEWEST else 1
+
+
+@library_jit
+def scan_segments(config: Config, spec: Spec) -> Any:
+    """Build the kernel for transitions of all segments but the last, `[K, K]`, and for what these add to a state of 0.
+
+    Both are one scan of rows `[K]`, the state's for each value. Behind the blocks of values come those of transitions.
+    They begin with the identity, and values that they read are behind the last one and so 0.
+    """
+    s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
+    segments = config.segments - 1
+
+    @T.prim_func
+    def delta_scan_segments(
+        k: s.keys("k"),
+        v: s.values("v"),
+        decays: s.per_time(),
+        betas: s.per_time(),
+        *others: s.pairs_of_delta(),
+        own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
+        transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
+        slots: T.int32,
+    ):
+        tiles = T.ceildiv(s.v, columns)
+        blocks = tiles + T.ceildiv(s.k, columns)
+        with T.Kernel(blocks, s.h, s.sequences * segments, threads=config.threads) as (bx, head, place):
+            T.annotate_min_blocks_per_sm(BLOCKS)
+            bz, segment = place // segments, place % segments
+            group, at, row = head // (s.h // s.g), bx * columns, (bx - tiles) * columns
+            run = T.ceildiv(slots, config.segments)
+            k_tile = T.alloc_shared((size, rows), spec.dtype)
+            v_tile = T.alloc_shared((size, columns), spec.dtype)
+            logs = T.alloc_shared((size,), compute)
+            rates = T.alloc_shared((size,), compute)
+            own = T.alloc_shared((size,), compute)
+            factor = T.alloc_shared((size,), compute)
+            state = T.alloc_fragment((columns, rows), compute)
+            values = T.alloc_fragment((size, columns), spec.dtype)
+            weighed = T.alloc_fragment((columns, size), spec.dtype)
+            if spec.delta:
+                inverse = T.alloc_shared((size, size), spec.dtype)
+                before = T.alloc_fragment((columns, rows), spec.dtype)
+                said = T.alloc_fragment((columns, size), compute)
+                rest = T.alloc_fragment((columns, size), spec.dtype)
+                found = T.alloc_fragment((columns, size), compute)
+            for i, j in T.Parallel(columns, rows):
+                state[i, j] = T.if_then_else(row + i == j, 1.0, 0.0)  # of values all are 0, as their rows are below 0
+            for n in T.Pipelined(T.max(T.min(run, slots - segment * run), 0), num_stages=config.stages):
+                first, count = place_of(s, None, segment * run + n)
+                T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
+                T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
+                T.copy(decays[bz, head, first : first + size], logs)
+                T.copy(betas[bz, head, first : first + size], rates)
+                if spec.delta:
+                    T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
+                    T.copy(state, before)
+                keep = weigh_times(logs, rates, count, own, factor)
+                if spec.delta:
+                    T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(columns, rows):
+                    state[i, j] *= keep
+                T.copy(v_tile, values)
+                if spec.delta:
+                    for i, j in T.Parallel(columns, size):
+                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
+                    T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(columns, size):
+                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
+                    weighed[i, j] = T.cast(error * factor[j], spec.dtype)
+                T.gemm(weighed, k_tile, state)
+            if bx < tiles:
+                T.copy(state, own_states[bz, segment, head, at : at + columns, 0:rows])
+            else:
+                T.copy(state, transitions[bz, segment, head, row : row + columns, 0:rows])
+
+    return delta_scan_segments
+
+
+@library_jit
+def join_segments(config: Config, spec: Spec) -> Any:
+    """Build the kernel for the state `[V, K]` before each segment, from what `scan_segments` found."""
+    s, compute, rows, columns = Sizes(config, spec), spec.compute, config.keys, config.fused_values
+    segments = config.segments - 1
+
+    @T.prim_func
+    def delta_join_segments(
+        own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
+        transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
+        *others: s.initial(),
+        befores: s.befores(),
+    ):
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
+            at = bx * columns
+            own_tile = T.alloc_shared((columns, rows), compute)
+            transition = T.alloc_shared((rows, rows), spec.dtype)
+            state = T.alloc_fragment((columns, rows), compute)
+            before = T.alloc_fragment((columns, rows), spec.dtype)
+            begin_state(s, others, state, (bz, head, at), transposed=True)
+            for n in T.Pipelined(segments, num_stages=config.stages):
+                T.copy(own_states[bz, n, head, at : at + columns, 0:rows], own_tile)
+                T.copy(transitions[bz, n, head, 0:rows, 0:rows], transition)
+                T.copy(state, befores[bz, n, head, at : at + columns, 0:rows])
+                T.copy(state, before)
+                T.copy(own_tile, state)
+                T.gemm(before, transition, state)
+            T.copy(state, befores[bz, segments, head, at : at + columns, 0:rows])
+
+    return delta_join_segments
