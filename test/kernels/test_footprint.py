@@ -14,7 +14,7 @@ from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
-from torch_tile.kernels.gemm import dequant, grouped_wgrad, int8_rows, scaled, tiling as gemm
+from torch_tile.kernels.gemm import dequant, grouped_wgrad, int8_rows, row_dequant, scaled, tiling as gemm
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.lowering import lower_for_gpu
 
@@ -48,6 +48,7 @@ FOOTPRINTS = {
     "split_dequant_gemm": of_dequant,
     "cluster_dequant_gemm": of_dequant,
     "grouped_dequant_gemm": of_dequant,
+    "row_dequant_gemm": row_dequant.footprint,
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,

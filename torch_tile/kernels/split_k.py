@@ -139,6 +139,7 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     ):
         with T.Kernel(rows, threads=128) as row:
             T.pdl_sync()
+            T.pdl_trigger()
             for acc, log_sum in join_parts(part, part_lse, lambda n: n, splits, (row,), ahead):
                 T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
                 lse[row] = log_sum

@@ -537,7 +537,7 @@ def ceil(x: Any) -> Any:
 def clear(buffer: Any) -> None:
     """Set every element of a buffer or region to zero."""
 
-def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, disable_tma: builtins.bool = False, eviction_policy: builtins.str | None = None, prefer_instruction: builtins.str | None = None, annotations: Any = None, loop_layout: Any = None, early: builtins.bool = False) -> None:
+def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, disable_tma: builtins.bool = False, eviction_policy: builtins.str | None = None, prefer_instruction: builtins.str | None = None, annotations: Any = None, loop_layout: Any = None) -> None:
     """Copy `src` to `dst`, converted to dst's dtype.
 
     Operands are buffers or regions; an element takes the other operand's shape.
@@ -546,8 +546,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, dis
 
     The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
     or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-    `annotations` and `loop_layout` are TileLang's. With `early` a producer warp may begin before the kernel's
-    T.pdl_sync: no earlier kernel may write the source. Raises TileError where the shapes differ."""
+    `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
 
 def copysign(x: Any, y: Any) -> Any:
     """`copysign(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""

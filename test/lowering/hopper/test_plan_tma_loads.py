@@ -11,7 +11,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.node import find
-from torch_tile.ir.stmt import If, Role, Stmt, calls
+from torch_tile.ir.stmt import Role, Stmt, calls
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.copy.op import Copy
@@ -95,29 +95,6 @@ def test_all_roles_wait_for_the_kernel_before() -> None:
         inside(k, A, B, a, b, c, bx)
 
     assert why_whole(body(late)) == ""  # which is no roles
-
-
-@pytest.mark.parametrize("early", [(), ("b",), ("a", "b")])
-def test_early_loads_do_not_wait_for_the_kernel_before(early) -> None:
-    """A producer warp waits unless all its loads may begin early; those that multiply always wait."""
-
-    def inside(k, A, B, a, b, c, bx):
-        T.copy(A[bx * 64, k * 64], a, early="a" in early)
-        T.copy(B[bx * 64, k * 64], b, early="b" in early)
-        for i, j in T.Parallel(64, 64):  # so that the tiles are groups of their own
-            a[i, j] = a[i, j] * 2
-        T.gemm(a, b, c, transpose_B=True)
-
-    program = specialize_warps(body(inside, begin=T.pdl_sync).program, build())
-    reader, copier = (s for s in program.kernels[0].body.stmts if isinstance(s, Role))
-    assert any(calls(one, "grid_wait") for one in reader.body.stmts)
-    common = any(calls(one, "grid_wait") for one in copier.body.stmts)
-    warps = [s for s in copier.body.stmts if isinstance(s, If)]
-    assert len(warps) == 2 and common == (not early)
-    for warp in warps:
-        loads = [n for n in find(warp, Copy) if n.src.buffer.name in "AB"]
-        waits = any(calls(one, "grid_wait") for one in warp.then.stmts)
-        assert loads and waits == (not common and any(n.src.buffer.name.lower() not in early for n in loads))
 
 
 def test_tiles_that_are_read_after_the_loop() -> None:

@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
     view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import gemm, spec as gemm_spec
+from torch_tile.kernels.gemm import gemm, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -381,6 +381,10 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
+    sliced = row_dequant.spec_for(spec, problem, tensors, machine) if config is None else None
+    if sliced is not None and (found := row_dequant.config_for(problem, sliced, machine)) is not None:
+        row_dequant.run(sliced, tensors, out, found, machine)
+        return
     config = config or config_for(problem, machine)
     if config is None:
         out.copy_(reference(*args))

@@ -161,10 +161,9 @@ def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: An
     T.clear(product)
     for step in T.Pipelined(first, last, num_stages=config.stages):
         T.copy(a[0, step * bk], a_tile)
-        # The kernel before only orders a, and began after whatever wrote the weights had ended.
-        T.copy(b[col, step * (bk // per_word)], b_tile, early=True)
+        T.copy(b[col, step * (bk // per_word)], b_tile)
         if kind.grouped:
-            T.copy(scale_b[kind.place(col, step * (bk // slots.width))], scale_tile, early=True)
+            T.copy(scale_b[kind.place(col, step * (bk // slots.width))], scale_tile)
         starts = [*range(0, bk, slots.width)]
         sums = [T.alloc_fragment((bn, bm), "int32") if kind.grouped else product for _ in starts]
         for at, total in zip(starts, sums, strict=True):

@@ -166,6 +166,8 @@ def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
         offset: compute,
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            T.pdl_sync()
+            T.pdl_trigger()
             tile = T.alloc_fragment((rows, width), compute)
             squares = T.alloc_fragment((rows, width), compute)
             total = T.alloc_fragment((rows,), compute)

@@ -217,8 +217,8 @@ class _Roles:
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        # The barriers of a cluster count all its threads.
-        copying = Block((*self._producers(place), *meetings(self.source)))
+        # Each thread waits for the kernel before, and the barriers of a cluster count all its threads.
+        copying = Block((*waits_before_loads(self.source), *self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers
@@ -360,30 +360,16 @@ class _Roles:
     # Code of the producer warps.
 
     def _producers(self, place: Instance) -> Iterator[Stmt]:
-        """Yield the loads of each producer warp, which wait for the kernel before if it may write what they read."""
-        shares = self._shares_of_groups()
-        common = all(not _is_early(groups) for groups in shares)
-        if common:
-            yield from waits_before_loads(self.source)
-        for warp, groups in enumerate(shares):
-            loads = _Copier(self, warp, groups)
-            waits = () if common or _is_early(groups) else waits_before_loads(self.source)
-            stmts = Block((*waits, *self._bases(), *loads.block(self.source.body, self._top())))
+        """Yield the loads of each producer warp."""
+        for warp in range(self.warps):
+            loads = _Copier(self, warp)
+            stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
             made: Block = Instance(IdMap(), IdMap(), fresh=True)(place(without(stmts, IdSet())))
             number = (self.count + warp * WARP) // WARP
             if self.producers == WARP:
                 yield from made.stmts
             else:
                 yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
-
-    def _shares_of_groups(self) -> list[list[Group]]:
-        """Share out the groups among producer warps. If some may be loaded early, one warp loads the rest."""
-        early = [g for g in self.groups if _is_early([g])]
-        late = [g for g in self.groups if not _is_early([g])]
-        if not early or not late or self.warps == 1:
-            return [self.groups[warp :: self.warps] for warp in range(self.warps)]
-        warps = min(self.warps - 1, len(early))
-        return [late, *(early[warp::warps] for warp in range(warps))]
 
     def barrier(self, of: IdMap[Group, Buffer], group: Group) -> Address:
         """Return the mbarrier of a group for the stage of the current iteration."""
@@ -418,16 +404,12 @@ def _has_own_bounds(body: Body) -> bool:
     return False
 
 
-def _is_early(groups: list[Group]) -> bool:
-    """Return whether all loads of some groups may begin before the kernel before has ended."""
-    return all(c.early for g in groups for c in g.body.loads if any(c.dst.buffer is tile for tile in g.tiles))
-
-
 class _Copier:
     """Build the loads of one producer warp."""
 
-    def __init__(self, roles: _Roles, warp: int, groups: list[Group]):
-        self.roles, self.by, self.groups = roles, warp * WARP, groups
+    def __init__(self, roles: _Roles, warp: int):
+        self.roles, self.by = roles, warp * WARP
+        self.groups = roles.groups[warp :: roles.warps]
         tiles = IdSet(t for g in self.groups for t in g.tiles)
         self.copies = IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 

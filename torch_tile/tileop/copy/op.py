@@ -56,13 +56,12 @@ class Copy(RegisteredOp):
     disable_tma: bool = False
     eviction_policy: str | None = None
     prefer_instruction: str | None = None
-    early: bool = False
 
     @classmethod
     def build(
         cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
-        loop_layout: Any = None, early: bool = False,
+        loop_layout: Any = None,
     ) -> Copy:  # fmt: skip
         """Copy `src` to `dst`, converted to dst's dtype.
 
@@ -72,13 +71,12 @@ class Copy(RegisteredOp):
 
         The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
         or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-        `annotations` and `loop_layout` are TileLang's. With `early` a producer warp may begin before the kernel's
-        T.pdl_sync: no earlier kernel may write the source. Raises TileError where the shapes differ.
+        `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ.
         """
         need_choice(cls.op_name, "prefer_instruction", prefer_instruction, INSTRUCTIONS)
         policy = policy_of(cls.op_name, eviction_policy)
         a, b = cls.regions(src, dst)
-        return cls(a, b, coalesced_width, bool(disable_tma), policy, prefer_instruction, bool(early))
+        return cls(a, b, coalesced_width, bool(disable_tma), policy, prefer_instruction)
 
     @staticmethod
     def regions(src: Tile, dst: Tile) -> tuple[Region, Region]:

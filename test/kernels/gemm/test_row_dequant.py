@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row times weights of 4 bits by slices of K: results are those of float64, and tilings fit."""
+
+import itertools
+
+import pytest
+import torch
+
+from test.kernels.gemm.stored_weights import BF16, HALF, I8, SWIGLU, U8, Scheme, arguments, exact
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.gemm import row_dequant
+from torch_tile.kernels.gemm.args import DequantGemmArgs
+from torch_tile.kernels.gemm.dequant import prepare
+from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, footprint, spec_for
+from torch_tile.kernels.gemm.tiling import Config
+
+HOPPER = Machine(Target("cuda", 90), 132)
+SCHEMES = {
+    "int4": Scheme(I8, 4, group=64, scale=HALF, a=HALF),
+    "uint4": Scheme(U8, 4, group=128, offset=8, scale=BF16),
+    "uint4 with zeros": Scheme(U8, 4, high_first=True, group=128, zero=U8, scale=HALF, a=HALF),
+    "zeros of bfloat16": Scheme(U8, 4, group=64, zero=BF16, scale=BF16),
+}
+
+
+def product(problems, scheme, n, k, count=1):
+    """Arguments of a product of one row, with rows of scales and zeros that lie densely."""
+    a, bs, scales, zeros, *fields = arguments(problems, scheme, 1, n, k, count)
+    dense = [[x.contiguous() for x in xs] for xs in (bs, scales, zeros)]
+    row = problems.tensor(n, dtype=torch.float32)
+    epilogue = SWIGLU if count == 2 else "v=add(acc0,x0);ret v"
+    return DequantGemmArgs(a.contiguous(), *dense, *fields, [row], "r", epilogue, scheme.a, scheme.format)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_random_problems(scheme, count, engine, problems, check):
+    """Odd numbers of rows of weights, last steps of K that are cut off, and blocks with several or no tiles."""
+    scheme = SCHEMES[scheme]
+    n, k = problems.size(40), 16 * scheme.group * problems.size(3)
+    args = product(problems, scheme, n, k, count)
+    spec, problem, tensors = prepare(args, HOPPER)
+    spec = spec_for(spec, problem, tensors, HOPPER)
+    rows, columns = problems.pick(64, 128), problems.pick(256, 512) if count == 1 else 256
+    config = Config(SLICES, rows, columns, 2 * rows, 2, blocks=problems.pick(1, 2, 5))
+    out = torch.full((1, n), float("nan"), dtype=scheme.a)
+    row_dequant.run(spec, tensors, out, config, HOPPER)
+    want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
+    check(out, want, f"{n}x{k}, {count} products, {config}", scheme.a)
+
+
+def test_which_products_fit(problems):
+    def fit(scheme=SCHEMES["uint4"], n=40, k=1024, machine=HOPPER, rows=1):
+        args = product(problems, scheme, n, k)
+        args = args._replace(a=args.a.expand(rows, k).contiguous())
+        spec, problem, tensors = prepare(args, machine)
+        return spec_for(spec, problem, tensors, machine)
+
+    zeros = SCHEMES["uint4 with zeros"]
+    assert fit() and fit(n=1) and fit(k=4096 + 1024) and fit(zeros, k=2048)
+    assert not fit(zeros) and not fit(k=1024 + 128)
+    assert not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108)) and not fit(n=1 << 15, k=1 << 13)
+    assert not fit(Scheme(U8, 4, group=32, scale=HALF, a=HALF)) and not fit(Scheme(I8, 8, group=128, scale=HALF))
+    assert not fit(Scheme(U8, 4, scale=HALF, a=HALF)) and not fit(Scheme(U8, 4, group=64, format="nf4"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tilings_fit(scheme, problems):
+    for count, k in itertools.product((1, 2), (2048, 4096, 6144, 14336)):
+        spec, problem, tensors = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
+        spec = spec_for(spec, problem, tensors, HOPPER)
+        config = config_for(problem, spec, HOPPER)
+        assert config is not None and k % config.block_k == 0 and config.block_k % problem.group == 0
+        assert config.stages >= 2 and footprint(config, spec, True).fits(HOPPER.target)
