@@ -58,7 +58,7 @@ class AsyncCopy(Copy):
     commit: bool = True
 
     @classmethod
-    def build(  # type: ignore[override]
+    def build(
         cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
         loop_layout: Any = None, commit: bool = True,
