@@ -108,8 +108,9 @@ def paged(t):
     return t(count, t.pick(1, 1, 4), heads, d), *pages, table, lengths
 
 
-def delta(t):
-    batch, length, heads, d, dv = t.size(1, 2), t.size(1, 400), t.pick(1, 4), t.pick(64, 128), t.pick(64, 128)
+def delta(t, longest=(400, 1500)):  # a scan of more than 1024 times is cut into segments
+    batch, heads, d, dv = t.size(1, 2), t.pick(1, 4), t.pick(64, 128), t.pick(64, 128)
+    length = t.size(1, t.pick(*longest))
     unit = torch.nn.functional.normalize
     q, k = (unit(t(batch, length, heads, d, dtype=torch.float32), dim=-1).to(t.dtype) for _ in range(2))
     decay = -torch.rand(batch, length, heads, generator=t.generator)
@@ -119,7 +120,7 @@ def delta(t):
 
 
 def delta_backward(t):
-    args = delta(t)
+    args = delta(t, (400,))
     return t(*args[2].shape), t.pick(None, t(args[0].shape[0], *args[0].shape[2:], args[2].shape[3])), *args
 
 
