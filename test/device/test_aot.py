@@ -67,12 +67,13 @@ def assert_right(got, model, x):
 
 
 @pytest.fixture
-def own_symbols(tmp_path, monkeypatch):
+def own_symbols(tmp_path):
     """Packages use their own std::regex: libtorch exports one of another libstdc++, in which they would crash."""
     linker = tmp_path / "c++"
     linker.write_text(LINKER)
     linker.chmod(0o755)
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, str(linker)))
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(linker))}):
+        yield
 
 
 @pytest.mark.usefixtures("own_symbols")
