@@ -14,9 +14,10 @@ from typing import ClassVar
 
 from torch_tile import intrinsics
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const, select
-from torch_tile.ir.stmt import Block, For, If, LoopKind, Store, While
-from torch_tile.language.trace import Tracer, let, make_variable
+from torch_tile.ir.expr import Expr, Load, binary, cast, const, select
+from torch_tile.ir.stmt import Store
+from torch_tile.language.loops import serial
+from torch_tile.language.trace import Tracer, let, make_variable, repeat_while, when
 
 OF_WORD = 2.0**-32
 OF_TWO = 2.0**-53
@@ -51,23 +52,14 @@ class Generator:
         """Set a variable of the state."""
         self.at.emit(Store(variable.buffer, (), value))
 
-    def repeat(self, count: int, body: Callable[[], None]) -> None:
-        """Emit a loop."""
-        with self.at.open("for") as scope:
-            body()
-        var, zero, stop = Var("turn", dt.int32, "loop"), const(0, dt.int32), const(count, dt.int32)
-        self.at.emit(For(LoopKind.SERIAL, (var,), (zero,), (stop,), Block(tuple(scope.stmts))))
-
-    def by_digits(self, number: Expr, apply: Callable[[], None], square: Callable[[], None]) -> None:
-        """Emit a loop over the binary digits of a number, lowest first: `apply` for a 1, then `square`."""
-        left = make_variable("left", dt.uint64, number)
-        with self.at.open("while") as scope:
-            with self.at.open("if") as is_set:
+    def apply_power(self, exponent: Expr, apply: Callable[[], None], square: Callable[[], None]) -> None:
+        """Apply a power of a step by repeated squaring: `apply` where the exponent's lowest bit is 1, then `square`."""
+        left = make_variable("left", dt.uint64, exponent)
+        with repeat_while(binary("!=", left, _long(0))):
+            with when(binary("!=", left & _long(1), _long(0))):
                 apply()
-            self.at.emit(If(binary("!=", left & _long(1), _long(0)), Block(tuple(is_set.stmts)), Block(())))
             square()
             self.put(left, left >> _long(1))
-        self.at.emit(While(binary("!=", left, _long(0)), Block(tuple(scope.stmts))))
 
 
 class Philox(Generator):
@@ -91,9 +83,8 @@ class Philox(Generator):
             word = select(binary("==", place, n), self.words[n], word)
         found = let("random", word)
         self.put(self.drawn, self.drawn + _long(1))
-        with self.at.open("if") as scope:
+        with when(binary("==", place, 3)):
             self._refill()
-        self.at.emit(If(binary("==", place, 3), Block(tuple(scope.stmts)), Block(())))
         return found
 
     def _refill(self) -> None:
@@ -127,7 +118,7 @@ class Xorwow(Generator):
         self.sum = make_variable("sum", dt.uint32, _word(6615241) + second + first + step)
         for number, power in (seq, 1 << self.APART), (off, 1):
             jump = self._words("jump", [_word(w) for w in _words_of(_power_of_x(power))])
-            self.by_digits(number, lambda jump=jump: self._jump(jump), lambda jump=jump: self._square(jump))  # type: ignore[misc]
+            self.apply_power(number, lambda jump=jump: self._jump(jump), lambda jump=jump: self._square(jump))  # type: ignore[misc]
 
     def word(self) -> Expr:
         """Take one step and return the last word plus the sum."""
@@ -154,30 +145,23 @@ class Xorwow(Generator):
         """Replace the state by the sum of its steps that the polynomial `jump` names."""
         total, left = self._words("total", [_word(0)] * 5), self._words("left", jump)
 
-        def one() -> None:
-            """Add the state where the lowest digit is set, and take a step."""
+        for _ in serial(self.BITS):  # add the state where the lowest digit is set, and take a step
             chosen = let("chosen", _word(0) - (left[0] & _word(1)))
             self._set(total, [t ^ (v & chosen) for t, v in zip(total, self.state, strict=True)])
             higher = [*left[1:], _word(0)]
             self._set(left, [a >> _word(1) | b << _word(31) for a, b in zip(left, higher, strict=True)])
             self._step()
-
-        self.repeat(self.BITS, one)
         self._set(self.state, total)
 
     def _square(self, jump: Sequence[Load]) -> None:
         """Square a polynomial modulo P, from its highest digit on."""
         total, left, high = self._words("total", [_word(0)] * 5), self._words("left", jump), _words_of(_polynomial())
-
-        def one() -> None:
-            """Multiply by x, and add the factor where the highest digit left is set."""
+        for _ in serial(self.BITS):  # multiply by x, and add the factor where the highest digit left is set
             over = let("over", _word(0) - (total[4] >> _word(31)))
             chosen = let("chosen", _word(0) - (left[4] >> _word(31)))
             more = [_doubled(total, n) ^ (over & _word(high[n])) ^ (chosen & jump[n]) for n in range(5)]
             self._set(total, more)
             self._set(left, [_doubled(left, n) for n in range(5)])
-
-        self.repeat(self.BITS, one)
         self._set(jump, total)
 
 
@@ -252,7 +236,7 @@ class Mrg32k3a(Generator):
                 for j, variable in enumerate(row):
                     self.put(variable, columns[j][i])
 
-        self.by_digits(number, apply, square)
+        self.apply_power(number, apply, square)
 
 
 GENERATORS: dict[str, type[Philox | Xorwow | Mrg32k3a]] = {g.name: g for g in (Philox, Xorwow, Mrg32k3a)}

@@ -17,9 +17,9 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, Load, Var, Vector, binary, const, is_number, select, to_expr, truth
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Store
+from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Store
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.trace import let
+from torch_tile.language.trace import let, when
 from torch_tile.tileop.base import Scalar, Tile, is_one, region_of
 
 WIDTHS = {"g": (32, 64, 128, 256), "s": (32, 64, 128)}  # bits, of global and shared memory
@@ -85,9 +85,8 @@ def store(kind: str, width: int) -> Callable[..., None]:
         if pred is None:
             write()
             return
-        with at.open("if") as scope:
+        with when(truth(pred)):
             write()
-        at.emit(If(truth(pred), Block(tuple(scope.stmts)), Block(())))
 
     def shared(dst: Tile, value: Vector | Scalar) -> None:
         apply(dst, value)

@@ -23,7 +23,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
-from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
+from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Let, Stmt, Store, While
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics", "compat"))
@@ -339,6 +339,24 @@ class Replaced(Rewriter):
 def close_body(scope: Scope) -> Block:
     """Return the statements of a scope as a block."""
     return Block(tuple(scope.stmts))
+
+
+@contextlib.contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Record the body of the `with` as statements that run where the condition holds."""
+    at = tracer()
+    with at.open("if") as scope:
+        yield
+    at.emit(If(condition, close_body(scope), Block(())))
+
+
+@contextlib.contextmanager
+def repeat_while(condition: Expr) -> Iterator[None]:
+    """Record the body of the `with` as statements that run while the condition holds."""
+    at = tracer()
+    with at.open("while") as scope:
+        yield
+    at.emit(While(condition, close_body(scope)))
 
 
 def with_span(node: Any, span: Span | None) -> Any:
