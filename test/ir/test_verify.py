@@ -6,6 +6,7 @@ import pytest
 
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.intrinsics.memory import here
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region, TensorMap
 from torch_tile.ir.expr import (
@@ -108,6 +109,7 @@ GOOD = {
     "roles": (roles(Role(256, 128, nothing, 24), Role(0, 256, nothing, 240), put(half), warp), Stage.FLAT),
     "boxes": (box(64, 32), Stage.THREAD),
     "an mbarrier of a tile op": (program(Alloc(ready), put(Cast(dt.float32, Load(ready, (one,))))), Stage.TILE),
+    "a hidden 0, and what is hidden again": (program(Let(k, here(zero)), Let(j, here(k))), Stage.FLAT),
     "sizes of flattened buffers": (program(put(half, Var("stride", dt.int32, "dim") * 2)), Stage.FLAT),
 }  # fmt: skip
 
@@ -157,6 +159,10 @@ BAD = {
     "a bool as an integer literal": (program(put(half, Const(True, dt.int32))), "a int32 is a Python int"),
     "an initial value of another type": (program(Alloc(v, half)), "`v` cannot be initialised"),
     "an initial value of a tile": (program(Alloc(tile, half)), "`tile` cannot be initialised"),
+    "a hidden index of a block": (program(Let(k, here(bx))), "`here` hides a thread's index or 0"),
+    "a hidden number": (program(Let(k, here(const(1024, dt.int32)))), "`here` hides a thread's index or 0"),
+    "a hidden index of a loop": (program(loop(Let(k, here(i)))), "`here` hides a thread's index or 0"),
+    "a hidden sum": (program(Let(k, here(zero)), Let(j, here(k + 1))), "`here` hides a thread's index or 0"),
     # loops
     "a serial nest": (program(For(LoopKind.SERIAL, *both(), nothing)), "only T.Parallel has several variables"),
     "a loop without a stop": (program(For(LoopKind.SERIAL, (i,), (zero,), (), nothing)), "a loop has a start, a stop"),

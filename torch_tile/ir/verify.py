@@ -22,11 +22,14 @@ from torch_tile.ir.expr import (
     LOGICAL,
     Address,
     Binary,
+    Call,
     Const,
+    Expr,
     Load,
     Select,
     Unary,
     Var,
+    is_zero,
 )
 from torch_tile.ir.node import Node, children
 from torch_tile.ir.stmt import LoopKind
@@ -73,6 +76,7 @@ class _Verifier:
         self.gone, self.gone_loops = GONE[stage]
         self.bound: set[Node] = set()  # every symbol met so far
         self.visible: set[Node] = set()
+        self.hidden: set[Node] = set()  # names of values that `here` hides from the C++ compiler
         self.loops = 0
         self.threads = 0  # of a block of the kernel around
         self.outermost: set[Node] = set()  # the statements of its body itself
@@ -256,6 +260,17 @@ class _Verifier:
     def let(self, s: stmt.Let) -> None:
         """Check that the name has the type of its value."""
         self.need(s.var.dtype == s.value.dtype, f"a {s.var.dtype} named for a {s.value.dtype}", s)
+        if isinstance(s.value, Call) and s.value.name == "here":
+            self.hidden.add(s.var)
+
+    def call(self, c: Call) -> None:
+        """Check that `here` hides a thread's index or 0: its C++ form promises the compiler 0 to 1023."""
+        if c.name == "here":
+            (value,) = c.args
+            is_thread = isinstance(value, Var) and (value.role == "thread" or value in self.hidden)
+            self.need(
+                is_thread or (isinstance(value, Expr) and is_zero(value)), "`here` hides a thread's index or 0", c
+            )
 
     def init(self, s: stmt.Alloc) -> None:
         """Check that only a T.alloc_var is initialised, with a value of its type, and that a tensor has an address."""
@@ -295,6 +310,7 @@ _CHECKS: dict[type[Node], Callable[[_Verifier, Any], None]] = {
     Unary: _Verifier.unary,
     Binary: _Verifier.binary,
     Select: _Verifier.select,
+    Call: _Verifier.call,
     stmt.If: _Verifier.condition,
     stmt.While: _Verifier.condition,
     stmt.Assert: _Verifier.condition,
