@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,18 +37,21 @@ def declare_with_lse(
     *,
     module: str,
     fake: Callable[[Any], tuple[Tensor, Tensor]],
-    alone: Mapping[str, Any],
-    beside: Mapping[str, Any],
+    without_lse: Mapping[str, Any] = MappingProxyType({}),
+    with_lse: Mapping[str, Any] = MappingProxyType({}),
     **common: Any,
 ) -> tuple[Callable[P, Tensor], Callable[P, tuple[Tensor, Tensor]]]:
     """Declare attention, and `name_lse`, which also returns the log-sum-exp. Return the documented forms of both.
 
     doc: the documentation of the first. lse: the shape of the log-sum-exp, as text. module: the kernels of both.
-    fake: makes the empty results of the second. alone, beside: fields of the first and of the second alone.
+    fake: makes the empty results of the second. without_lse, with_lse: fields that only the first, or
+    only the second, has.
     """
-    alone = {"run": entry(module, name, "out", needs_lse=False), **alone}
+    without_lse = {"run": entry(module, name, "out", needs_lse=False), **without_lse}
     reference = in_torch(module, only_first=True)
-    first = declare(name, args, Tensor, doc, fake=lambda given: fake(given)[0], reference=reference, **alone, **common)
+    first = declare(
+        name, args, Tensor, doc, fake=lambda given: fake(given)[0], reference=reference, **without_lse, **common
+    )
     doc = f"""`{name}`, and the natural logarithm of each softmax's denominator.
 
 Returns:
@@ -55,7 +59,7 @@ Returns:
     lse is not differentiable.
 """
     fields = {"module": module, "returns": ("out", "lse"), "run": entry(module, name, "out", "lse")}
-    second = declare(f"{name}_lse", args, tuple[Tensor, Tensor], doc, fake=fake, **fields, **beside, **common)
+    second = declare(f"{name}_lse", args, tuple[Tensor, Tensor], doc, fake=fake, **fields, **with_lse, **common)
     return first, second
 
 
@@ -170,17 +174,17 @@ class Gradients:
     backward_args: Any
 
     @property
-    def alone(self) -> dict[str, Any]:
+    def without_lse(self) -> dict[str, Any]:
         """Return the fields of the operator that keeps nothing for the backward; see `declare_with_lse`."""
         return {"in_training": self.in_training}
 
     @property
-    def beside(self) -> dict[str, Any]:
+    def with_lse(self) -> dict[str, Any]:
         """Return the fields of the operator that keeps the log-sum-exp."""
         return {"setup_context": self.save, "backward": self.gradients}
 
     @property
-    def of_backward(self) -> dict[str, Any]:
+    def backward_fields(self) -> dict[str, Any]:
         """Return the fields of the backward operator: results, kernels, reference, and the gradient of the gradient."""
 
         def run(args: Any, out: Any) -> None:

@@ -193,8 +193,8 @@ Values of lists are checked on the CPU only. Gradients are the same from run to 
     "`[B, H, Sq]`",
     module="attention.block_sparse",
     fake=_fake_with_lse,
-    alone=GRADIENTS.alone,
-    beside=GRADIENTS.beside,
+    without_lse=GRADIENTS.without_lse,
+    with_lse=GRADIENTS.with_lse,
     check_values=_check_values,
     sharding=_sharding,
     flops=lambda args: _products(args, 1, 1),
@@ -216,7 +216,7 @@ All others are as for `attention_block_sparse`.
 Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
 """,
-    **GRADIENTS.of_backward,
+    **GRADIENTS.backward_fields,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),

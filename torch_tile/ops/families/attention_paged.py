@@ -211,8 +211,6 @@ Values of block_tables, lengths and cu_seqlens_q are checked on the CPU only.
     "`[B, H, Sq]` or `[H, Tq]`",
     module="attention.paged",
     fake=_fake_with_lse,
-    alone={},
-    beside={},
     check_values=_check_values,
     setup_context=_save,
     backward=_backward,

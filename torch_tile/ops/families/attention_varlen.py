@@ -194,8 +194,8 @@ Values of cu_seqlens are checked on the CPU only. Gradients are the same from ru
     "`[H, Tq]`",
     module="attention.varlen",
     fake=_fake_with_lse,
-    alone=GRADIENTS.alone,
-    beside=GRADIENTS.beside,
+    without_lse=GRADIENTS.without_lse,
+    with_lse=GRADIENTS.with_lse,
     check_values=_check_values,
     sharding=_sharding,
     flops=lambda args: _products(args, 1, 1),
@@ -218,7 +218,7 @@ Returns:
     dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order. Rows that belong to no
     sequence have 0.
 """,
-    **GRADIENTS.of_backward,
+    **GRADIENTS.backward_fields,
     fake=_fake_backward,
     check_values=lambda args: _check_values(args.forward),
     sharding=lambda args: sharding_of_backward(args, _sharding(args.forward)),
