@@ -76,11 +76,11 @@ class _CommandParser(argparse.ArgumentParser):
         if rest:
             known = [option for action in self._actions for option in action.option_strings]
             near = nearest(rest[0].partition("=")[0].lstrip("-"), [option.lstrip("-") for option in known])
-            meant = f"; did you mean --{near}?" if near and rest[0].startswith("-") else self._offered(known)
+            meant = f"; did you mean --{near}?" if near and rest[0].startswith("-") else self._list_options(known)
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
 
-    def _offered(self, known: Sequence[str]) -> str:
+    def _list_options(self, known: Sequence[str]) -> str:
         """Name the command's options, for an argument that is like none of them."""
         own = [option for option in known if option not in ("-h", "--help")]
         return f"; its options are {', '.join(own)}" if own else f"; {self.prog.rpartition(' ')[2]} takes none"

@@ -83,32 +83,32 @@ def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
 
 
 def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile = None) -> None:
-    """T.mbarrier_wait_parity of this `parity`; `barrier_id` is an older name of `mbarrier`."""
+    """Wait as T.mbarrier_wait_parity does; `barrier_id` is an older name of `mbarrier`."""
     mbarrier_wait_parity(mbarrier if barrier_id is None else barrier_id, parity)
 
 
 def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
-    """T.mbarrier_arrive; `barrier_id` is an older name of `mbarrier`."""
+    """Arrive as T.mbarrier_arrive does; `barrier_id` is an older name of `mbarrier`."""
     mbarrier_arrive(mbarrier if barrier_id is None else barrier_id)
 
 
 def ptx_arrive_barrier(barrier_id: Tile) -> None:
-    """T.mbarrier_arrive at `barrier_id`, as PTX's name has it."""
+    """Arrive at `barrier_id`, as T.mbarrier_arrive does."""
     mbarrier_arrive(barrier_id)
 
 
 def ptx_arrive_barrier_expect_tx(barrier_id: Tile, byte_count: Scalar) -> None:
-    """T.mbarrier_arrive_expect_tx of `byte_count` bytes at `barrier_id`, as PTX's name has it."""
+    """Arrive at `barrier_id` and expect `byte_count` bytes, as T.mbarrier_arrive_expect_tx does."""
     mbarrier_arrive_expect_tx(barrier_id, byte_count)
 
 
 def ptx_wait_barrier(barrier_id: Tile, parity: Scalar = 0) -> None:
-    """T.mbarrier_wait_parity of `barrier_id`, as PTX's name has it."""
+    """Wait for the phase `parity` of `barrier_id` to complete, as T.mbarrier_wait_parity does."""
     mbarrier_wait_parity(barrier_id, parity)
 
 
 def ptx_arrive_cluster_barrier(mbarrier: Tile, cta_id: Scalar) -> None:
-    """T.mbarrier_arrive at an mbarrier of block `cta_id` of the cluster."""
+    """Arrive at an mbarrier of block `cta_id` of the cluster."""
     mbarrier_arrive(mbarrier, cta_id)
 
 

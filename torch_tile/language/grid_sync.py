@@ -71,8 +71,8 @@ def cut_at_grid_syncs(body: Block, launch: Launch) -> list[tuple[Block, tuple[Va
     bounds = list(zip([-1, *places], [*places, len(body.stmts)], strict=True))
     bounds = [(start, stop) for start, stop in bounds if stop - start > 1]  # not a meeting at the end, or two in a row
     texts = [body.stmts[start + 1 : stop] for start, stop in bounds]
-    befores = [body.stmts[: max(start, 0)] for start, _ in bounds]
-    opened = [_opened_again(before, text, texts) for before, text in zip(befores, texts, strict=True)]
+    phases_before = [body.stmts[: max(start, 0)] for start, _ in bounds]
+    opened = [_opened_again(before, text, texts) for before, text in zip(phases_before, texts, strict=True)]
     kept = _Kept(launch, texts, opened)
     parts: list[tuple[Block, tuple[Var, ...], Var]] = []
     for n, text in enumerate(texts):

@@ -31,7 +31,7 @@ def rng_init(seed: Scalar, seq: Scalar = None, off: Scalar = 0, generator: str =
     need_choice("rng_init", "generator", generator, tuple(GENERATORS))
     if seq is None:
         seq = get_thread_binding() + get_block_binding() * get_thread_extent()
-    at.launch.generator = GENERATORS[generator](at, *map(_of_64_bits, (seed, seq, off)))
+    at.launch.generator = GENERATORS[generator](at, *map(_as_uint64, (seed, seq, off)))
 
 
 def rng_rand() -> Expr:
@@ -63,7 +63,7 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
     return found
 
 
-def _of_64_bits(value: Scalar) -> Expr:
+def _as_uint64(value: Scalar) -> Expr:
     """Return a number as uint64, a negative one modulo 2^64."""
     return const(value % 2**64, dt.uint64) if isinstance(value, int) else cast(to_expr(value), dt.uint64)
 

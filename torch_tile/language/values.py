@@ -186,7 +186,7 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
         raise error("bad_index", None, got="... twice", buffer=buffer.name)
     if len(keys) > buffer.rank:
         shape = describe(buffer.shape)
-        fix = _no_index(None) if None in [k for k in keys if not isinstance(k, Expr)] else ""
+        fix = _index_fix(None) if None in [k for k in keys if not isinstance(k, Expr)] else ""
         raise error("wrong_rank", None, buffer=buffer.name, want=buffer.rank, got=len(keys), shape=shape, fix=fix)
     if len(keys) == buffer.rank and not any(isinstance(k, slice) for k in keys):
         return Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(keys)))
@@ -239,7 +239,7 @@ def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DTyp
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
     """Convert an author's index to an expression."""
     if isinstance(key, Handle | Region) or not (is_number(key) or isinstance(key, Expr)):
-        raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name, fix=_no_index(key))
+        raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name, fix=_index_fix(key))
     index = to_expr(key)
     if not index.dtype.is_integer:
         note = "`//` divides integers, and T.cast(x, 'int32') cuts a float"
@@ -249,7 +249,7 @@ def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
     return index
 
 
-def _no_index(key: Any) -> str:
+def _index_fix(key: Any) -> str:
     """Return what to write in place of a key that torch and NumPy take, and buffers do not; "" for other keys."""
     if key is None:
         return "leave None out: `tile[i]` in `for i, j in T.Parallel(m, n)` repeats; T.view(X, (1, n)) adds a dimension"

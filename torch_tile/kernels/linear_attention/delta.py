@@ -254,7 +254,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
     holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
 
-    Of several segments each begins with its state of `befores`, and the last one stores its own.
+    Of several segments each begins with its state of `segment_states`, and the last one stores its own.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     segments = config.segments
@@ -267,7 +267,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         decays: s.per_time(),
         betas: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *(s.initial() if segments == 1 else [s.befores()])],
+        *others: [*s.pairs_of_delta(), *(s.initial() if segments == 1 else [s.segment_states()])],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,
@@ -473,7 +473,7 @@ class Chunks:
         """Write outputs and the last state."""
         spec = self.spec
         if self.config.fused_values and not (spec.channels or spec.packed):
-            before, spec = self.initial() if self.output_config.segments == 1 else self.befores(inverses)
+            before, spec = self.initial() if self.output_config.segments == 1 else self.segment_states(inverses)
             operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *before
             results = out, last, self.slots, self.scale
             self.run(scan_outputs, *operands, *results, spec=spec, config=self.output_config)
@@ -487,7 +487,7 @@ class Chunks:
         given = self.args.initial_state
         return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
 
-    def befores(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
+    def segment_states(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
         """Compute the transposed states before segments, in a list as `initial`."""
         segments, config, keys, values = self.output_config.segments, self.output_config, self.keys, self.values
         own = self.empty(self.batch, segments - 1, self.heads, values, keys)

@@ -131,7 +131,7 @@ def join_segments(config: Config, spec: Spec) -> Any:
         own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
         transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
         *others: s.initial(),
-        befores: s.befores(),
+        segment_states: s.segment_states(),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
             at = bx * columns
@@ -143,10 +143,10 @@ def join_segments(config: Config, spec: Spec) -> Any:
             for n in T.Pipelined(segments, num_stages=config.stages):
                 T.copy(own_states[bz, n, head, at : at + columns, 0:rows], own_tile)
                 T.copy(transitions[bz, n, head, 0:rows, 0:rows], transition)
-                T.copy(state, befores[bz, n, head, at : at + columns, 0:rows])
+                T.copy(state, segment_states[bz, n, head, at : at + columns, 0:rows])
                 T.copy(state, before)
                 T.copy(own_tile, state)
                 T.gemm(before, transition, state)
-            T.copy(state, befores[bz, segments, head, at : at + columns, 0:rows])
+            T.copy(state, segment_states[bz, segments, head, at : at + columns, 0:rows])
 
     return delta_join_segments

@@ -215,7 +215,7 @@ class Sizes:
         dtype = self.spec.initial
         return [] if dtype is None else [strided("initial", self.state_shape, dtype, unit=False)]
 
-    def befores(self) -> Any:
+    def segment_states(self) -> Any:
         """Return the type of the transposed state before each segment, `[sequences, segments, H, V, K]`."""
         return T.Tensor((self.sequences, self.config.segments, self.h, self.v, self.k), self.spec.compute)
 

@@ -128,7 +128,7 @@ class Divergence:
         elif isinstance(node, If):
             divergent = divergent or self.is_divergent(node.condition)
         elif isinstance(node, For | While):
-            divergent = divergent or self.parts(node)
+            divergent = divergent or self.is_divergent_loop(node)
         for child in children(node):
             if isinstance(child, Stmt):
                 self._spread(child, divergent)
@@ -142,7 +142,7 @@ class Divergence:
             symbols(self.simplify(self.by_rank(e)))
         )
 
-    def parts(self, loop: For | While) -> bool:
+    def is_divergent_loop(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times."""
         return self.divergence_of(loop) is not None
 

@@ -140,15 +140,20 @@ class Facts(Divergence):
         """Which arrays of threads hold values that differ between them."""
         return Divergence(self.kernel, arrays=True)
 
-    def parts(self, loop: For | While) -> bool:
+    def is_divergent_loop(self, loop: For | While) -> bool:
         """Return whether threads may be in different iterations of a loop, or leave it at different times.
 
         Conditions on arrays count as equal in all threads, which all take part in a reduction's result. But the turn of
         a nest that `continue` leaves is each thread's own.
         """
-        if super().parts(loop):
+        if super().is_divergent_loop(loop):
             return True
-        return isinstance(loop, For) and trips(loop) == 1 and contains(loop, Continue) and self.of_arrays.parts(loop)
+        return (
+            isinstance(loop, For)
+            and trips(loop) == 1
+            and contains(loop, Continue)
+            and self.of_arrays.is_divergent_loop(loop)
+        )
 
     def orders(self, one: Stmt) -> bool:
         """Return whether a statement has a barrier, a commit of or wait for copies, or an exit from an iteration."""

@@ -3,10 +3,10 @@
 
 The pass walks the statements in order, with the accesses since the last barrier. A barrier goes right before the first
 statement that meets one of them, which is optimal in straight code. The pass walks a loop until what one iteration
-leaves for the next no longer changes, from several starting points. It walks an inner loop once for each state in
-which it is entered. Asynchronous copies count as writes from the wait
-that completes them. Products count as reads when they start and when they are waited for. A barrier never stands where
-only some threads pass. Afterwards every hazard is ordered.
+leaves for the next no longer changes, from several starting points. It walks an inner loop once for each state in which
+it is entered. Asynchronous copies count as writes from the wait that completes them. Products count as reads when they
+start and when they are waited for. A barrier never stands where only some threads pass. Afterwards every hazard is
+ordered.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Walked:
+class LoopWalk:
     """What one walk of a loop found: its places and the state behind it.
 
     `gathers` says that the group of threads around got a barrier in it. `after_roles` is the field of `Walk` behind it.
@@ -143,7 +143,7 @@ class Walk:
         self.in_warps = any(syncs(n, Sync.BARRIER, Scope.WARP) for n in find(kernel, Call))
         self.group: Group | None = None  # the threads of a branch around, which meet at barriers of their own
         self.gathered: set[Group] = set()  # groups that got a barrier here
-        self.walked: dict[Hashable, Walked] = {}  # by the place of a loop and what its walk depends on
+        self.walked: dict[Hashable, LoopWalk] = {}  # by the place of a loop and what its walk depends on
         self.showing = False  # whether a fence of all threads stands before a branch around
         self.engages = True  # whether engines may work after this place
         self.conditions: tuple[Expr, ...] = ()  # conditions of the branches around
@@ -406,7 +406,7 @@ class Walk:
             found: dict[Place, float] = {}
             self._cheapest(loop, place, state, found)
             gathers = self.group is not None and self.group in self.gathered
-            known = self.walked[key] = Walked(found, state.copy(), gathers, self.after_roles)
+            known = self.walked[key] = LoopWalk(found, state.copy(), gathers, self.after_roles)
         elif known.gathers and self.group is not None:
             self.gathered.add(self.group)
         places |= known.places
@@ -418,7 +418,7 @@ class Walk:
 
         Reads of the loop's bounds or condition are ordered in front of it. Otherwise threads would count differently.
         """
-        head, parted = self._head(loop), self.facts.parts(loop)
+        head, parted = self._head(loop), self.facts.is_divergent_loop(loop)
         # No barrier can be inside a loop in which threads diverge.
         self._meet(self._accesses(loop) if parted else head, loop, place, state, places)
         self._add(head, state)
@@ -521,7 +521,7 @@ class Walk:
                 ends = self._anywhere(loop, ends)
                 break
             before, back = back, self._next(loop, ends)
-            if self.facts.parts(loop):
+            if self.facts.is_divergent_loop(loop):
                 back.leave(self.splits - 1)
             if iteration > PASSES:  # from here on the state only grows, up to all accesses of the body
                 back = before.join(back)

@@ -111,7 +111,7 @@ class _Bind(Known):
             outer = self.unrolled
             if loop.kind is LoopKind.UNROLLED:
                 self.unrolled = *outer, loop
-            new = self._rewrite_per_thread(self.divergence.parts(loop), super().visit_For, loop)
+            new = self._rewrite_per_thread(self.divergence.is_divergent_loop(loop), super().visit_For, loop)
             self.unrolled = outer
             return new
         lowered: For = _LowerInside(self.here())(loop)
@@ -133,7 +133,7 @@ class _Bind(Known):
         return new
 
     def visit_While(self, loop: While) -> Stmt:
-        return self._rewrite_per_thread(self.divergence.parts(loop), self.children, loop)
+        return self._rewrite_per_thread(self.divergence.is_divergent_loop(loop), self.children, loop)
 
     def _rewrite_per_thread(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
         """Rewrite a statement, in which each thread acts for itself if threads diverge there."""
