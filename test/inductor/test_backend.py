@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_tile.inductor import compat, context
 from torch_tile.inductor.backend import split_options, tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.compile_ahead import workers
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.report.rows import collect
@@ -72,7 +72,7 @@ def test_bad_options(options, message):
 
 def test_a_match_is_called_in_the_generated_code():
     args = operands()
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         got, (code,) = run_and_get_code(torch.compile(mlp, backend=TILE), *args)
     torch.testing.assert_close(got, mlp(*args), rtol=1e-5, atol=1e-5)
     assert code.count("_torch_tile.gemm(") == 2 and code.count("    tile_gemm_") == 2
@@ -87,7 +87,7 @@ def test_without_a_match_the_code_is_inductors():
     texts = []
     for backend in ("inductor", TILE):
         torch._dynamo.reset()
-        with no_caches():
+        with no_graph_caches():
             _, (code,) = run_and_get_code(torch.compile(f, backend=backend), x)
         texts.append([line for line in code.splitlines() if not line.startswith("#")])
     assert texts[0] == texts[1]
@@ -96,7 +96,7 @@ def test_without_a_match_the_code_is_inductors():
 def test_families_not_wanted_are_inductors():
     args = operands()
     backend = functools.partial(tile, options={"select": "tile", "families": ["norm"]})
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         _, (code,) = run_and_get_code(torch.compile(mlp, backend=backend), *args)
     assert "torch_tile" not in code and "ops.tile" not in code
 
@@ -116,7 +116,7 @@ class Count(CustomGraphPass):
 def test_the_users_own_pass_runs_too():
     args = operands()
     before = Count.calls
-    with torch.no_grad(), no_caches(), torch._inductor.config.patch(post_grad_custom_pre_pass=Count()):
+    with torch.no_grad(), no_graph_caches(), torch._inductor.config.patch(post_grad_custom_pre_pass=Count()):
         torch.compile(mlp, backend=TILE)(*args)
     assert Count.calls == before + 1
 
@@ -124,7 +124,8 @@ def test_the_users_own_pass_runs_too():
 def test_without_caches_passes_run_again_and_no_kernel_is_compiled_again():
     args, libraries, passes = operands(), [], Count.calls
     counted = torch._inductor.config.patch(post_grad_custom_pre_pass=Count())
-    with torch.no_grad(), fresh_cache(), no_caches(), counted:  # a fresh cache also forgets what this process compiled
+    # A fresh cache also forgets what this process compiled.
+    with torch.no_grad(), fresh_cache(), no_graph_caches(), counted:
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         for runs in (1, 2):
             torch._dynamo.reset()
@@ -170,7 +171,7 @@ def test_a_pass_that_fails_leaves_the_graph(monkeypatch, failures):
 
     monkeypatch.setitem(context._registered, ("post_grad", 0), context.Registered(None, "post_grad", 0, broken))
     args = operands()
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         got = torch.compile(mlp, backend=TILE)(*args)
     torch.testing.assert_close(got, mlp(*args), rtol=1e-5, atol=1e-5)
     assert len(failures) == 1 and "planted" in failures.pop()

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.nn import functional
@@ -87,7 +87,7 @@ def test_compiled(by: str, build, packed: dict) -> None:
     named = kwargs_of() if by == "kwargs" else {}
     wanted = model(**packed, use_cache=False).loss
     torch._dynamo.reset()
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         fast = torch.compile(model, backend=functools.partial(dry_run, options={"select": "tile"}), fullgraph=True)
         loss = fast(**packed, use_cache=False, **named).loss
         loss.backward()

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 
@@ -72,7 +72,7 @@ def test_generate_compiled(implementation: str, backend: str, build, seed: int) 
     how = transformers.CompileConfig(backend=chosen, mode=None, options=options if backend == "tile" else None)
     how._compile_all_devices = True
     torch._dynamo.reset()
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         got = model.generate(ids, cache_implementation="static", compile_config=how, **arguments)
     assert torch.equal(got, wanted)
     assert not report.missed() and len(report.replaced("attention")) == 2 and len(report.replaced("norm")) == 5, report

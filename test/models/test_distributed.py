@@ -16,7 +16,7 @@ from torch import nn
 
 import torch_tile.nn
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 
@@ -250,7 +250,7 @@ def check_generated_code(mesh):
 
     torch.manual_seed(6)
     model, x = MLP(), torch.randn(3, 4, HIDDEN)
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         want = model(x)
         plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
         got, codes = run_and_get_code(compiled(parallelize_module(model, mesh, plan), tile), x)

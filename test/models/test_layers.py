@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 
@@ -119,7 +119,7 @@ def test_block(name, dtype, dynamic):
     fast = torch.compile(
         block, backend=lambda gm, inputs: dry_run(gm, inputs, options={"select": "tile"}), dynamic=dynamic
     )
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         with collect() as report:
             got = fast(x)
         eager, truth = block(x), copy.deepcopy(block).double()(x.double())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import graph_breaks, no_caches
+from torch_tile.inductor.compat import graph_breaks, no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 
@@ -69,7 +69,7 @@ TRAINED = {"apertus": lambda: transformers.ApertusConfig(**SIZE, pad_token_id=0,
 @pytest.fixture(autouse=True)
 def fresh():
     """A graph from a cache runs no pass and reports nothing."""
-    with no_caches():
+    with no_graph_caches():
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_tile
-from torch_tile.inductor.compat import graph_breaks, no_caches
+from torch_tile.inductor.compat import graph_breaks, no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.nn import Attention, MLAAttention, PagedLatents
@@ -221,7 +221,7 @@ def test_compiled_decoding_loop(models):
     _, ours = models
     prompts, breaks = prompts_of(5, 9), graph_breaks()
     compiled = torch.compile(step, backend=functools.partial(dry_run, options={"select": "tile"}))
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         got = decode(ours, prompts, compiled, 4)
     torch.testing.assert_close(got, decode(ours, prompts, step, 4), rtol=1e-4, atol=1e-4)
     assert graph_breaks() == breaks and not report.missed(), report

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.codegen.cpp_wrapper import embedded
 from torch_tile.inductor.codegen.symbolic_launch import Symbols, TensorMeta, record
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.ops import launchers
 from torch_tile.ops.registry import OPERATORS
 from torch_tile.runtime.launch_plan import LaunchPlan, planning
@@ -596,7 +596,7 @@ def test_a_compiled_model(gpu, monkeypatch):
     run = torch.compile(model, backend=functools.partial(tile, options={"select": "tile"}))
     args = half(32, 64), *(half(64, 64) for _ in range(5))
     launches = []
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         for _ in range(3):
             run(*args)
             launches.append([(r.function, list(r.grid)) for r in gpu.launches()])

@@ -195,7 +195,7 @@ def isolated_compile() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_caches() -> Iterator[None]:
+def no_graph_caches() -> Iterator[None]:
     """Disable the caches of whole graphs, since passes do not run on a graph that comes from one.
 
     Single kernels are still found in caches: `force_disable_caches` would compile each of them again.

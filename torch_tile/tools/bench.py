@@ -86,7 +86,7 @@ def measure(case: Case, device: str, dtype: torch.dtype, compiled: bool) -> tupl
     with progress(f"compiling {case.name}", quiet=True):
         if compiled:
             torch._dynamo.reset()
-            with compat.no_caches():
+            with compat.no_graph_caches():
                 inductor = torch.compile(case.reference)
                 inductor(*args)
             runs["Inductor"] = partial(inductor, *args)

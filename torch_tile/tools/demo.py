@@ -96,7 +96,7 @@ def show_compiled(maker: Callable[[Sizes], Sample], machine: Machine, sizes: Siz
         exact = sample.run(copy.deepcopy(sample.model).double(), ids)
         sample.run(sample.model, ids)
     # Ours first: Inductor then finds the kernels that ours kept from it. Measured so on a GPU: docs/perf-log.md.
-    with progress('compiling it with backend="tile" and with Inductor'), compat.no_caches():
+    with progress('compiling it with backend="tile" and with Inductor'), compat.no_graph_caches():
         compiled = torch.compile(sample.model, backend="tile", options={"select": select})
         with collect() as report:
             sample.run(compiled, ids)

@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.codegen.python_wrapper import CallText, processed
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 
 TILE = functools.partial(tile, options={"select": "tile"})
 
@@ -24,7 +24,7 @@ TILE = functools.partial(tile, options={"select": "tile"})
 def compiled(f, *args, dynamic=None):
     """What the compiled `f` returns, the objects in its code, and the lines that use tensors."""
     torch._dynamo.reset()
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         got, (code,) = run_and_get_code(torch.compile(f, backend=TILE, dynamic=dynamic), *args)
     sites = re.findall(r"^tile_\w+ = _torch_tile\.site\((.*)\)$", code, re.M)
     body = code[code.index("def call(") : code.index("def get_args")]
@@ -180,7 +180,7 @@ def test_wrappers_that_are_not_in_python_make_the_launches_themselves():
         if dynamic:  # how many rows, not how long they are
             torch._dynamo.mark_dynamic(x, 1)
             torch._dynamo.mark_dynamic(r, 0)
-        with torch.no_grad(), no_caches(), torch._inductor.config.patch(cpp_wrapper=True):
+        with torch.no_grad(), no_graph_caches(), torch._inductor.config.patch(cpp_wrapper=True):
             got, codes = run_and_get_code(torch.compile(f, backend=TILE), x, r)
         torch.testing.assert_close(got, f(x, r))
         assert not any("_torch_tile.site" in code or "torch.ops.tile" in code for code in codes)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks import library
 from torch_tile.hardware import Target
 from torch_tile.inductor import driver
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.compile_ahead import kernels, rehearse as prefetch, workers
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
@@ -49,7 +49,7 @@ def rehearsed(monkeypatch):
 
 def test_every_different_call_once(rehearsed):
     args = [torch.randn(s) for s in ((2, 5, 16), 16, (16, 24), (16, 24), (24, 16))]
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.compile(lambda *a: layer(layer(*a), *a[1:]), backend=OURS)(*args)
     assert sorted(n.target.__name__ for n in rehearsed) == ["gemm.default", "gemm.default", "rms_norm.default"]
     assert len(report.replaced()) == 6  # the rehearsal reports nothing
@@ -68,7 +68,7 @@ assert "torch_tile.inductor.compile_ahead.rehearse" not in sys.modules
 
 
 def test_plain_products_are_not_compiled_ahead(rehearsed):
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         torch.compile(torch.mm, backend=dry_run)(torch.randn(3, 4), torch.randn(4, 5))
     assert not rehearsed
 
@@ -94,7 +94,7 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
     def twice(q, k, v):
         return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v), k, v)
 
-    with no_caches():
+    with no_graph_caches():
         torch.compile(twice, backend=OURS)(*args).sum().backward()
     assert stages == [
         ("pre_grad", []), ("joint", ["tile::attention_backward", "tile::attention_lse"]),
@@ -105,7 +105,7 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
 def test_kernels_are_compiled_without_tensors(rehearsed, monkeypatch):
     """The kernels of a graph's call are those that the call launches; to compile them, nothing of its sizes is made."""
     args = torch.randn(3, 4), torch.randn(4, 5)
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
     (node,) = rehearsed
     with planning() as plan:
@@ -129,7 +129,7 @@ def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tm
     monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
     args = torch.randn(192, 320), torch.randn(320, 256)
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
     (node,) = rehearsed
     sent = []
@@ -201,7 +201,7 @@ class TestForesight:
 
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_finds_what_the_graph_will_have(self, dynamic, begun, operands):
-        with torch.no_grad(), no_caches():
+        with torch.no_grad(), no_graph_caches():
             got = torch.compile(self.decode, backend=OURS, dynamic=dynamic)(*operands)
         torch.testing.assert_close(got, self.decode(*operands), rtol=1e-4, atol=1e-4)
         assert len(begun["pre_grad"]) == 1 and "mla_decode" in begun["pre_grad"][0]
@@ -210,7 +210,7 @@ class TestForesight:
     def test_looks_once_at_a_graph(self, begun, operands):
         for again in (False, True):
             torch._dynamo.reset()
-            with torch.no_grad(), no_caches():
+            with torch.no_grad(), no_graph_caches():
                 torch.compile(self.decode, backend=OURS)(*operands)
             assert bool(begun["pre_grad"]) != again and begun["inference"]
 
@@ -230,7 +230,7 @@ class TestForesight:
             return self.decode(q, q_pe, kv, k_pe)
 
         copies = [x.detach().clone() for x in operands]
-        with torch.set_grad_enabled(why == "it trains"), no_caches():
+        with torch.set_grad_enabled(why == "it trains"), no_graph_caches():
             got = torch.compile(model, backend=OURS)(*operands)
             torch.testing.assert_close(got, model(*copies), rtol=1e-4, atol=1e-4)
         assert len(begun["pre_grad"]) == ("nothing" in why)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.compile_ahead import kernels
 from torch_tile.inductor.graph.extract import extract
 from torch_tile.inductor.graph.nodes import aten, is_call
@@ -35,7 +35,7 @@ def test_calls_are_made_and_the_rest_is_compiled(f, options, compiled, monkeypat
     compile_alone = benchmark.compat.compile_alone
     monkeypatch.setattr(benchmark.compat, "compile_alone", lambda *args: made.append(args) or compile_alone(*args))
     monkeypatch.setitem(benchmark.BUDGET, "cpu", 0.01)
-    with no_caches():
+    with no_graph_caches():
         ours, theirs = benchmark.times(graph_of(f, (8, 8), (8, 8)), graph_of(f, (8, 8), (8, 8)), options)
     assert len(made) == compiled and ours > 0 and theirs > 0
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile import hardware
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.context import Context
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.finalize import settle
@@ -251,7 +251,7 @@ def operands(kv_heads=2):
 
 def run(f, args, backend, dynamic=None):
     torch._dynamo.reset()
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         out = torch.compile(f, backend=backend, dynamic=dynamic)(*args)
         return torch.autograd.grad(out.square().sum(), [x for x in args if x.requires_grad]), report
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import benchmark, decide
@@ -36,7 +36,7 @@ def operands():
 def run(backend=dry_run):
     torch._dynamo.reset()
     args = operands()
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         got = torch.compile(block, backend=backend)(*args)
     torch.testing.assert_close(got, block(*args), rtol=1e-5, atol=1e-5)
     return report
@@ -55,7 +55,7 @@ def test_losers_leave_no_tile_op(monkeypatch):
     from torch._inductor.utils import run_and_get_code
 
     monkeypatch.setattr(decide, "_measure", lambda new, old, key, *_: Outcome(2, 1))
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         _, (code,) = run_and_get_code(torch.compile(block, backend=tile), *operands())
     assert "torch_tile" not in code and "ops.tile" not in code
     assert "extern_kernels.mm" in code
@@ -82,7 +82,7 @@ def test_plain_products_are_timed_on_request(mode, contests, monkeypatch):
     """Nobody is much faster than ATen at those, and finding out takes as long as compiling the model."""
     keys = []
     monkeypatch.setattr(decide, "_measure", lambda new, old, key, *_: keys.append(key) or Outcome(1, 2))
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.compile(F.linear, backend=functools.partial(dry_run, mode=mode))(
             *(torch.randn(s) for s in ((3, 8), (4, 8), 4))
         )
@@ -102,7 +102,7 @@ def test_contests_leave_counters_and_saved_code_alone(monkeypatch):
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
-        with torch.no_grad(), no_caches():
+        with torch.no_grad(), no_graph_caches():
             _, codes = run_and_get_code(torch.compile(block, backend=tile), *args)
         found.append((len(codes), {name: dict(counts) for name, counts in counters.items()}, len(contests)))
     assert found[0] == found[1]
@@ -124,7 +124,7 @@ def test_norms_in_training_are_left_to_inductor(monkeypatch):
     """There is no tile backward: what is captured would lose more behind than it wins in front."""
     monkeypatch.setattr(decide, "decide", lambda new, old, settings: Outcome(2, 1))
     args = [t.requires_grad_() for t in operands()]
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         torch.compile(block, backend=functools.partial(dry_run, options={"families": ["attention", "norm"]}))(*args)
     captured = [(r.family, r.status) for r in report.rows if r.graph == "pre_grad"]
     assert captured == [("norm", "missed"), ("attention", "kept")]
@@ -138,7 +138,7 @@ def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
     a, b = torch.randn(6, 8), torch.randn(8, 8)
     for x, y in ((a, b), (a, b.t()), (a.double(), b.double()), (a[:5], b), (a, b)):
         torch._dynamo.reset()
-        with torch.no_grad(), no_caches():
+        with torch.no_grad(), no_graph_caches():
             torch.compile(f, backend=dry_run, dynamic=False)(x, y)
     assert len(keys) == len(set(keys)) == 4
 
@@ -156,7 +156,7 @@ def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
         return layer(layer(x, *weights), *weights)
 
     args = [torch.randn(s) for s in ((2, 5, 16), 16, (16, 24), (16, 24), (24, 16))]
-    with torch.no_grad(), no_caches():
+    with torch.no_grad(), no_graph_caches():
         torch.compile(model, backend=dry_run)(*args)
     assert len(sides) == 3  # norm, gate and up, down: the second layer is the first one again
     for _, old in sides:
@@ -169,7 +169,7 @@ def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
 def test_a_norm_that_loses_with_its_activation_is_inductors(monkeypatch):
     asked = []
     monkeypatch.setattr(decide, "_measure", lambda new, old, key, *_: asked.append(key) or Outcome(2, 1))
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         args = torch.randn(4, 16), torch.rand(16)
         got = torch.compile(lambda x, w: F.silu(F.rms_norm(x, (16,), w)), backend=dry_run)(*args)
     torch.testing.assert_close(got, F.silu(F.rms_norm(args[0], (16,), args[1])))

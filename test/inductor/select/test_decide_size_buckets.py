@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import benchmark, decide
@@ -89,7 +89,7 @@ def test_attention_of_any_length(dynamic, timed):
     torch._dynamo.mark_static(q, 0)
     for d in (1, 3):
         torch._dynamo.mark_static(q, d)
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), backend=dry_run, dynamic=dynamic)(q)
     (row,) = report.select("attention")
     if not dynamic:

@@ -65,7 +65,7 @@ def explain(
     breaks, graphs = compat.graph_breaks(), compat.compiled_graphs()
     with (
         collect() as report,
-        compat.no_caches(),
+        compat.no_graph_caches(),
         compat.no_recompile_limit(),
         torch.set_grad_enabled(backward or torch.is_grad_enabled()),
     ):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import isolated_compile, no_caches
+from torch_tile.inductor.compat import isolated_compile, no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.patterns.attention import flex
 from torch_tile.inductor.report.rows import collect
@@ -166,7 +166,7 @@ def test_competes_with_what_the_mask_shows(inside, contests, generator):
         mask = create_block_mask(window, None, None, S, S, device="cpu", BLOCK_SIZE=32) if inside else blocks
         return flex_attention(q, k, v, soft_cap, mask, enable_gqa=True)
 
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         got = torch.compile(f, backend=dry_run)(q, k, v)
         torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
     assert report.replaced("attention"), report
@@ -185,7 +185,7 @@ def test_masks_by_values_have_no_contest(contests, generator):
     q, k, v = problem(generator)
     limits = torch.tensor([100.0, 70.0])
     blocks = create_block_mask(lambda b, h, i, j: j < limits[b], 2, None, S, S, device="cpu")
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.compile(lambda q, k, v: flex_attention(q, k, v, None, blocks, enable_gqa=True), backend=dry_run)(q, k, v)
     assert not contests and "depends on values" in report.missed("attention")[0].reason, report
 
@@ -194,7 +194,7 @@ def test_modifications_are_part_of_what_is_remembered(contests, generator):
     q, k, v = problem(generator)
     for score_mod in (soft_cap, distance, soft_cap):
         torch._dynamo.reset()
-        with torch.no_grad(), no_caches():
+        with torch.no_grad(), no_graph_caches():
             torch.compile(
                 lambda q, k, v, mod=score_mod: flex_attention(q, k, v, mod, enable_gqa=True), backend=dry_run
             )(q, k, v)
@@ -205,7 +205,7 @@ def test_is_timed_for_real(generator, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
     q, k, v = problem(generator)
     blocks = create_block_mask(causal, None, None, S, S, device="cpu")
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         f = lambda q, k, v: flex_attention(q, k, v, distance, blocks, enable_gqa=True)  # noqa: E731
         torch.testing.assert_close(torch.compile(f, backend=tile)(q, k, v), f(q, k, v), rtol=2e-5, atol=2e-5)
     (row,) = report.select("attention")

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_tile.inductor import context, driver
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.patterns.attention import joint
 from torch_tile.inductor.report.rows import collect
@@ -235,7 +235,7 @@ def run(f, *problems, dynamic=None, backend=dry_run, select="tile"):
     torch._dynamo.reset()
     options = {"select": select, "families": ["attention", "softmax"]}
     compiled = torch.compile(f, backend=functools.partial(backend, options=options), dynamic=dynamic)
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         for args in problems:
             wide = [x.detach().double().requires_grad_() for x in args]
             for found, want in zip(gradients(compiled, args), gradients(f, wide), strict=True):
@@ -281,7 +281,7 @@ def test_a_router_is_no_near_miss(seed):
 def test_dropout_stays_the_models(seed):
     torch._dynamo.reset()
     args = operands(seed)
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         gradients(
             torch.compile(with_dropped_weights, backend=functools.partial(dry_run, options={"select": "tile"})), args
         )
@@ -337,7 +337,7 @@ def test_under_autocast(seed):
             return causal(q, k, v).float()
 
     torch._dynamo.reset()
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         found = gradients(torch.compile(f, backend=functools.partial(dry_run, options={"select": "tile"})), args)
     want = gradients(causal, args)
     assert directions(report) == ["forward", "backward"]
@@ -463,7 +463,7 @@ def run_joint_masks(f, *problems, dynamic=None, backend=dry_run, graphs=("forwar
     compiled = torch.compile(
         f, backend=functools.partial(backend, options={"select": "tile", "families": ["attention"]}), dynamic=dynamic
     )
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         for args in problems:
             wanted = [x for x in args if x.requires_grad]
             found, want = (torch.autograd.grad(call(*args).square().sum(), wanted) for call in (compiled, f))

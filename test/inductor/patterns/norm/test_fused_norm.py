@@ -10,7 +10,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.context import Context
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.dry_run import dry_run
@@ -230,7 +230,7 @@ def test_competes_as_a_whole_and_leaves_no_trace(wins, monkeypatch, generator):
         measured.clear()
         torch._dynamo.reset()
         f = functools.partial(gated, norm)
-        with torch.no_grad(), no_caches(), collect() as report:
+        with torch.no_grad(), no_graph_caches(), collect() as report:
             got = torch.compile(f, backend=dry_run)(*args)
         torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)
         assert next(row.status for row in report.select("norm")) == ("replaced" if wins else "kept"), report
@@ -256,7 +256,7 @@ def test_sums_that_only_an_rms_norm_reads_are_its_own_at_once(stored, monkeypatc
         total = x + y
         return (rms(total), total.cumsum(0)) if stored else rms(total)
 
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.testing.assert_close(torch.compile(f, backend=dry_run)(x, y), f(x, y), rtol=1e-4, atol=1e-4)
     last = torch.ops.tile.add_rms_norm.default if stored else torch.ops.tile.fused_norm.default
     assert last in measured[-1] and len(measured) == 1 + stored and len(report.replaced("norm")) == 1 + stored

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import decide
@@ -295,7 +295,7 @@ def test_norms_that_inductor_keeps_in_registers_are_its_own(captured, reader, mo
         return {"tangent": modulated.tan(), "modulated": modulated, "product": product, "both": product + h}[reader]
 
     args = [torch.randn(s, generator=generator) for s in ((3, 5, 24), 24, (3, 1, 24), (3, 1, 24))]
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         got = torch.compile(f, backend=dry_run)(*args)
     torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)
     (row,) = (r for r in report.select("norm") if r.status != "missed")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.report.rows import collect
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
@@ -23,7 +23,7 @@ def starts(*values):
 
 def compiled(function, *args):
     torch._dynamo.reset()
-    with no_caches(), collect() as report:
+    with no_graph_caches(), collect() as report:
         result = torch.compile(function, backend=TILE)(*args)
     return result, report.select("attention")
 
