@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
-from torch_tile.ir.widths import IndexBits, IndexValues, is_compared_exactly, may_wrap
+from torch_tile.ir.widths import IndexValues, is_compared_exactly, leaves_64, may_wrap
 
 # Intervals of integers, and operators on them. Every result contains all possible values.
 
@@ -157,7 +157,6 @@ class Ranges:
         self._values: dict[Var, Expr] = {}
         self._elements: IdSet[Var] = IdSet()  # names of values that are computed from elements alone
         self._is_from_indices = IndexValues(elements=self._elements)
-        self._bits = IndexBits()
 
     # Entering scopes.
 
@@ -195,7 +194,7 @@ class Ranges:
             return new
         if not self._is_from_indices(value):
             self._elements.add(var)
-        beyond = not self.interval(value).within(range_of(dt.int64)) and self._bits.leaves_64(value)
+        beyond = not self.interval(value).within(range_of(dt.int64)) and leaves_64(value)
         if beyond or self.may_wrap(value):
             new._numeric[var] = range_of(var.dtype)
             new._enter(var)
@@ -321,7 +320,7 @@ class Ranges:
         if isinstance(expr, Unary) and expr.op == "-":
             return -self.interval(expr.a)
         if isinstance(expr, Cast) and not expr.a.dtype.is_float and expr.type.is_integer:
-            if expr.type not in EXACT and (self.may_wrap(expr.a) or self._bits.leaves_64(expr.a)):
+            if expr.type not in EXACT and (self.may_wrap(expr.a) or leaves_64(expr.a)):
                 return range_of(expr.type)  # `is_exact` looks into no cast
             inner = self.interval(expr.a)
             widening = expr.type in EXACT and expr.a.dtype == dt.int32

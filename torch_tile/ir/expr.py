@@ -66,7 +66,7 @@ class Expr(Node):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         raise NotImplementedError
 
     def __bool__(self) -> bool:
@@ -146,7 +146,7 @@ class Var(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.type
 
 
@@ -159,7 +159,7 @@ class Const(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.type
 
     def __index__(self) -> int:
@@ -178,7 +178,7 @@ class Unary(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return dt.bool_ if self.op == "not" else self.a.dtype
 
 
@@ -192,7 +192,7 @@ class Binary(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         if "_dtype" not in self.__dict__:  # kept, as sums are deep
             self.__dict__["_dtype"] = dt.bool_ if self.op in COMPARISONS or self.op in LOGICAL else self.a.dtype
         found: DType = self.__dict__["_dtype"]
@@ -208,7 +208,7 @@ class Cast(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.type
 
 
@@ -222,7 +222,7 @@ class Select(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.a.dtype
 
 
@@ -235,7 +235,7 @@ class Load(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.buffer.dtype
 
 
@@ -248,7 +248,7 @@ class Address(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return dt.int64
 
 
@@ -263,7 +263,7 @@ class Call(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.type
 
 
@@ -422,11 +422,12 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     """Build `a op b` with Python's spelling of the operator, constants folded."""
     if op in LOGICAL:
         return _logical(op, truth(a), truth(b))
-    if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
-        return told
-    if (narrow := _narrow_operands(op, a, b)) is not None:
-        found = binary(op, *narrow)
-        return found if op in COMPARISONS else cast(found, dt.int32)
+    if not (isinstance(a, Expr) and isinstance(b, Expr)):  # a plain number takes part
+        if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
+            return told
+        if (narrow := _narrow_operands(op, a, b)) is not None:
+            found = binary(op, *narrow)
+            return found if op in COMPARISONS else cast(found, dt.int32)
     if op in COMPARISONS and (told := _compare_signs(op, a, b)) is not None:
         return told
     x, y = pair(a, b, op)
@@ -538,6 +539,8 @@ def unary(op: str, a: Any) -> Expr:
 
 def cast(value: Any, dtype: object) -> Expr:
     """Convert `value` to `dtype`; literals are converted here, a cast to the same type is the value itself."""
+    if isinstance(value, Expr) and value.dtype is dtype:
+        return value
     try:
         to = dt.to_dtype(dtype)
     except ValueError:
@@ -635,7 +638,7 @@ class Vector:
 
     @property
     def dtype(self) -> DType:
-        """The type of the whole, such as float32x4."""
+        """Return the type of the whole, such as float32x4."""
         return dt.vector_of(self.lanes[0].dtype, len(self.lanes))
 
     def __len__(self) -> int:
@@ -665,11 +668,11 @@ class Vector:
         raise error("symbolic_condition", self.lanes[0].span)
 
     def map(self, function: Callable[[Expr], Any]) -> Vector:
-        """`function` of each lane."""
+        """Apply `function` to each lane."""
         return Vector([function(lane) for lane in self.lanes])
 
     def astype(self, dtype: object) -> Vector:
-        """The lanes converted to a dtype, or to that of a vector of as many."""
+        """Return the lanes converted to a dtype, or to that of a vector of as many."""
         to = dt.to_dtype(dtype)
         if to.lanes not in (1, len(self)):
             raise error("bad_operand", None, op=f"T.{to}", got=f"a vector of {len(self)} lanes")

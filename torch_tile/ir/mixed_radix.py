@@ -17,7 +17,7 @@ from torch_tile.ir.bounds import Interval, Limit
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
 from torch_tile.ir.polynomial import EXACT, structure, widens
-from torch_tile.ir.widths import WORD, IndexBits
+from torch_tile.ir.widths import WORD, leaves_64
 
 if TYPE_CHECKING:
     from torch_tile.ir.bounds import Ranges
@@ -38,7 +38,7 @@ class Term:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for terms of the same digit."""
+        """Return a key that is equal for terms of the same digit."""
         return structure(self.atom), self.divisor, self.modulus
 
     @property
@@ -98,11 +98,10 @@ class MixedRadix:
 
     def __init__(self, ranges: Ranges | None = None):
         self.ranges = ranges
-        self.bits = IndexBits()
 
     def of(self, e: Expr) -> Digits:
         """Read the expression as a sum of digits; what may leave 64 bits, and so wraps, is one digit."""
-        if self.bits.leaves_64(e):
+        if leaves_64(e):
             return Digits((Term(1, e),))
         if isinstance(e, Const) and not e.dtype.is_float:
             return Digits((), int(e.value))

@@ -143,7 +143,7 @@ def find(node: Node, *kinds: type[Node]) -> Iterator[Node]:
     waiting = [node]
     while waiting:
         node = waiting.pop()
-        if contents(node) & wanted:
+        if (node.__dict__.get("_contents") or contents(node)) & wanted:
             if isinstance(node, kinds):
                 yield node
             waiting += reversed(children(node))
@@ -218,7 +218,7 @@ class Rewriter(Visitor):
 
     def __call__(self, node: Any) -> Any:
         """Rewrite `node` with the method of its class, or of the nearest base class that has one."""
-        if not contents(node) & self.handled:
+        if not (node.__dict__.get("_contents") or contents(node)) & self.handled:
             return node
         handler = _method(type(self), type(node))
         new = map_children(node, self) if handler is None else handler(self, node)

@@ -54,12 +54,12 @@ class IndexValues:
         return any(isinstance(c, Expr) and self(c) for c in children(expr))
 
 
-class IndexBits:
-    """Tell which indices, or numbers that are compared, may leave the 64 bits in which targets compute them.
+# Which indices, or numbers that are compared, may leave the 64 bits in which targets compute them: bounds of the bits
+# of magnitudes. An index or a size counts as INDEX_BITS, because memory holds their products.
 
-    Bounds the bits of magnitudes. An index or a size counts as INDEX_BITS, because memory holds their products.
-    `known` are names with their bits.
-    """
+
+class IndexBits:
+    """Bound the bits of magnitudes where `known` are names with their bits."""
 
     def __init__(self) -> None:
         self.known: IdMap[Expr, int] = IdMap()
@@ -72,46 +72,59 @@ class IndexBits:
         """Bound the bits of an integer's magnitude: more than WORD once an operation on the way may leave 64 bits."""
         found = self.known.get(expr)
         if found is None:
-            found = self.known[expr] = self._find(expr, [self(c) for c in children(expr) if isinstance(c, Expr)])
+            found = self.known[expr] = _bits(expr, [self(c) for c in children(expr) if isinstance(c, Expr)])
         return found
 
-    def _find(self, expr: Expr, parts: list[int]) -> int:
-        """Compute the bound from those of the parts."""
-        longest, own = max(parts, default=0), min(expr.dtype.bits - (expr.dtype in SIGNED), WORD)
-        if isinstance(expr, Const):
-            return min(abs(int(expr.value)).bit_length(), own) if expr.dtype.is_integer else 0
-        if isinstance(expr, Var):
-            return INDEX_BITS if expr.role in ROLES and expr.role != "param" else own
-        if longest > WORD:
-            return longest
-        if isinstance(expr, Binary) and expr.dtype in SIGNED:
-            return self._of_binary(expr, *parts)
-        if isinstance(expr, Unary) and expr.op in ("-", "~"):
-            return longest + 1
-        if isinstance(expr, Cast) and expr.a.dtype.is_float:  # far beyond the bits of its type
-            return own
-        return min(own, longest) if isinstance(expr, Select | Cast) else own
 
-    @staticmethod
-    def _of_binary(expr: Binary, a: int, b: int) -> int:
-        """Compute the bound of a signed operation from those of its operands."""
-        if expr.op in ("+", "-"):
-            return max(a, b) + 1
-        if expr.op == "*":
-            return a + b
-        if expr.op == "<<":
-            return a + (int(expr.b.value) if isinstance(expr.b, Const) else WORD)
-        if expr.op == "&" and isinstance(expr.b, Const) and expr.b.value >= 0:
-            return b
-        if expr.op == "//" and isinstance(expr.b, Const) and expr.b.value > 1:
-            return min(a, max(a - int(expr.b.value).bit_length() + 2, 1))  # rounded down, to a power of 2 at most
-        return b if expr.op == "%" else max(a, b)
+def leaves_64(expr: Expr) -> bool:
+    """Return whether a signed integer may leave 64 bits on the way to its value, whatever its names stand for."""
+    return expr.dtype in SIGNED and bits_of(expr) > WORD
+
+
+def bits_of(expr: Expr) -> int:
+    """Bound the bits of an integer's magnitude as IndexBits does without names; the result is kept with the node."""
+    found: int | None = expr.__dict__.get("_bits")
+    if found is None:
+        found = expr.__dict__["_bits"] = _bits(expr, [bits_of(c) for c in children(expr) if isinstance(c, Expr)])
+    return found
+
+
+def _bits(expr: Expr, parts: list[int]) -> int:
+    """Compute the bound from those of the parts."""
+    longest, own = max(parts, default=0), min(expr.dtype.bits - (expr.dtype in SIGNED), WORD)
+    if isinstance(expr, Const):
+        return min(abs(int(expr.value)).bit_length(), own) if expr.dtype.is_integer else 0
+    if isinstance(expr, Var):
+        return INDEX_BITS if expr.role in ROLES and expr.role != "param" else own
+    if longest > WORD:
+        return longest
+    if isinstance(expr, Binary) and expr.dtype in SIGNED:
+        return _bits_of_binary(expr, *parts)
+    if isinstance(expr, Unary) and expr.op in ("-", "~"):
+        return longest + 1
+    if isinstance(expr, Cast) and expr.a.dtype.is_float:  # far beyond the bits of its type
+        return own
+    return min(own, longest) if isinstance(expr, Select | Cast) else own
+
+
+def _bits_of_binary(expr: Binary, a: int, b: int) -> int:
+    """Compute the bound of a signed operation from those of its operands."""
+    if expr.op in ("+", "-"):
+        return max(a, b) + 1
+    if expr.op == "*":
+        return a + b
+    if expr.op == "<<":
+        return a + (int(expr.b.value) if isinstance(expr.b, Const) else WORD)
+    if expr.op == "&" and isinstance(expr.b, Const) and expr.b.value >= 0:
+        return b
+    if expr.op == "//" and isinstance(expr.b, Const) and expr.b.value > 1:
+        return min(a, max(a - int(expr.b.value).bit_length() + 2, 1))  # rounded down, to a power of 2 at most
+    return b if expr.op == "%" else max(a, b)
 
 
 def is_compared_exactly(comparison: Binary) -> bool:
     """Return whether the operands of a comparison are exact: 64 bits hold them, and all numbers on the way to them."""
-    bits = IndexBits()
-    return not (bits.leaves_64(comparison.a) or bits.leaves_64(comparison.b))
+    return not (leaves_64(comparison.a) or leaves_64(comparison.b))
 
 
 def may_wrap(expr: Expr, is_from_indices: IndexValues, fits: Callable[[Expr], bool]) -> bool:
