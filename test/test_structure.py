@@ -451,6 +451,16 @@ def plain_words(root: Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}:{line}: `{name}`: another word for {found[1]}, see the glossary"
 
 
+def opening_verbs(root: Path) -> Iterator[str]:
+    """Docstrings of functions open with what they do, not with the thing that they return."""
+    for path, _ in sources(root):
+        for node in ast.walk(parse(path)):
+            text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if text and not node.name.startswith("__") and re.match(r"`|(The|An?|All|Each)\b", text):
+                first = text.splitlines()[0]
+                yield f"{path.relative_to(root)}:{node.lineno}: `{node.name}` opens with no verb: {first}"
+
+
 def sentence_lengths(root: Path) -> Iterator[str]:
     """Sentences of docstrings, comments and documents have at most WORDS words; text in backticks counts as one."""
     texts = [(path, [*docstrings(parse(path)), *comments(path.read_text())]) for path, _ in sources(root)]
@@ -513,6 +523,7 @@ RULES = [
     module_docstrings,
     silent_errors,
     plain_words,
+    opening_verbs,
     sentence_lengths,
 ]
 
@@ -649,6 +660,7 @@ PLANTED = [
     ),
     (silent_errors, {"torch_tile/jit.py": "def f():\n    raise TypeError()\n"}, "TypeError is raised without"),
     (plain_words, {"torch_tile/jit.py": "row_fade = 1\n"}, "jit.py:3: `row_fade`: another word for fade"),
+    (opening_verbs, {"torch_tile/jit.py": "def f():\n    'The size.'\n"}, "`f` opens with no verb: The size."),
     (
         sentence_lengths,
         {"torch_tile/jit.py": f"# {'word ' * 10}\n# {'word ' * 11}\n"},

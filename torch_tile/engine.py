@@ -19,12 +19,12 @@ class CompiledArtifact:
 
     @property
     def kernel_source(self) -> str:
-        """The generated C++ or CUDA C++."""
+        """Return the generated C++ or CUDA C++."""
         return self.kernel.get_kernel_source()
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """The buffers and scalars of the signature."""
+        """Return the buffers and scalars of the signature."""
         return self.kernel.params
 
 

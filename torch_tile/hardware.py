@@ -195,12 +195,12 @@ class Target:
 
     @property
     def chip(self) -> Chip:
-        """The chip of the GPU; for the CPU, the chip of `FALLBACK_ARCH`."""
+        """Return the chip of the GPU; for the CPU, the chip of `FALLBACK_ARCH`."""
         return chip_of(self.capability or FALLBACK_ARCH)
 
     @property
     def arch(self) -> str:
-        """The assembler's name of the architecture, "sm_90a"; "" for the CPU."""
+        """Return the assembler's name of the architecture, "sm_90a"; "" for the CPU."""
         return self.chip.arch if self.kind == "cuda" else ""
 
     def _has(self, feature: str) -> bool:

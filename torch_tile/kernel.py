@@ -108,22 +108,22 @@ class JITKernel(metaclass=Compiled):
 
     @property
     def target(self) -> Target:
-        """The target that the kernel was compiled for."""
+        """Return the target that the kernel was compiled for."""
         return self.build.target
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """The buffers and scalars of the signature."""
+        """Return the buffers and scalars of the signature."""
         return self.program.params
 
     @property
     def out_idx(self) -> list[int]:
-        """The positions of the parameters that the kernel allocates."""
+        """Return the positions of the parameters that the kernel allocates."""
         return self.launcher.out_idx
 
     @property
     def prim_func(self) -> Program:
-        """The traced kernel, by TileLang's name."""
+        """Return the traced kernel, by TileLang's name."""
         return self.program
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
@@ -132,12 +132,12 @@ class JITKernel(metaclass=Compiled):
 
     @property
     def lowered(self) -> Program:
-        """The program after the passes; they run now if the kernel was found on disk."""
+        """Return the program after the passes; they run now if the kernel was found on disk."""
         return self._lowered()
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule report: what each operation became, and why nothing faster. It prints as a table."""
+        """Return the schedule report: what each operation became, and why nothing faster. It prints as a table."""
         return self.build.schedule(self.__name__)
 
     @property
@@ -156,7 +156,7 @@ class JITKernel(metaclass=Compiled):
         return max((each.spills for each in self.resources.values()), default=0)
 
     def script(self) -> str:
-        """The kernel in the language, as traced."""
+        """Return the kernel in the language, as traced."""
         return repr(self.program)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
@@ -285,7 +285,7 @@ class _SizedLauncher(BaseLauncher):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The device of the arguments."""
+        """Return the device of the arguments."""
         return self.kernel.target.kind
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -199,7 +199,7 @@ class Profiler:
 
     @property
     def func(self) -> JITKernel:
-        """The kernel."""
+        """Return the kernel."""
         return self.kernel
 
     @property

@@ -159,7 +159,7 @@ KINDS = {
     "widths of literals": Mend(c_text.Text, "typed", lambda *_: None, "cpu"),  # CUDA's shifts name their type anyway
     "operands of atomics": Mend(cuda_text.CudaText, "_operand", lambda self, node, _: self.value(node), "text", (12,)),
     "remainders of floats": Mend(tile_values, "remainder", plain_remainder, "tiles", (2,)),
-    "copies of an element that meet": Mend(bind_loop, "_of_single_threads", nothing, "sm_80", (51,)),
+    "copies of an element that meet": Mend(bind_loop, "_find_copy_conflicts", nothing, "sm_80", (51,)),
     "fills by the tile itself": Mend(fill, "find", nothing, "cpu", (1271,)),
     "index that goes round a fragment": Mend(index_map, "_repeated", lambda dim, times, step: dim, "sm_80", (17,)),
     "choices of written memory and constants": Mend(cuda, "loaded_bits", lambda *_: set(), "ptx", (22,)),

@@ -48,7 +48,7 @@ class AutotuneResult:
 
     @property
     def config(self) -> Config:
-        """The best configuration."""
+        """Return the best configuration."""
         return self.trials[self.best].config
 
     @property
@@ -58,7 +58,7 @@ class AutotuneResult:
 
     @property
     def libcode(self) -> str | None:
-        """The generated source of `kernel`."""
+        """Return the generated source of `kernel`."""
         return None if self.kernel is None else self.kernel.get_kernel_source()
 
     @property

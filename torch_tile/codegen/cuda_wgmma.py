@@ -175,7 +175,7 @@ class Product:
 
     @property
     def spelling(self) -> str:
-        """The product's C++ function with its walks as template arguments."""
+        """Return the product's C++ function with its walks as template arguments."""
         operands = zip(walks_of(self.call), self.steps, strict=True)
         return f"{self.name}<{', '.join(self._walk(walk, steps) for walk, steps in operands if walk is not None)}>"
 

@@ -225,7 +225,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The counterpart's, for served names. Raises ModuleNotFoundError where there is none."""
+        """Return the counterpart's, for served names. Raises ModuleNotFoundError where there is none."""
         module, _, last = fullname.rpartition(".")
         if module in _given and PathFinder.find_spec(fullname, path) is None:
             loader: Loader | None = None

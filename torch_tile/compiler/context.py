@@ -97,7 +97,7 @@ class Schedule:
 
     @property
     def title(self) -> str:
-        """The title of the report: kernel, target, and the numbers of notes and of slow operations."""
+        """Return the title of the report: kernel, target, and the numbers of notes and of slow operations."""
         slow = sum(bool(remark.why_not) for remark, _ in self.rows)
         return f"{self.name} for {self.target}: {len(self.rows)} notes, {slow} of what could be faster"
 

@@ -76,7 +76,7 @@ class Work:
 
     @property
     def bytes(self) -> float:
-        """All bytes between global memory and the block."""
+        """Return all bytes between global memory and the block."""
         return sum(self.moved.values())
 
 

@@ -32,11 +32,11 @@ class Span:
 
     @property
     def place(self) -> str:
-        """The name of the file without its folder, and the line."""
+        """Return the name of the file without its folder, and the line."""
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
 
     def source(self) -> str:
-        """The author's text of the first line of the span."""
+        """Return the author's text of the first line of the span."""
         return linecache.getline(self.file, self.line).rstrip("\n")
 
 
@@ -101,12 +101,12 @@ class TileError(ValueError):
 
     @property
     def code(self) -> str:
-        """The catalogue code of the first finding."""
+        """Return the catalogue code of the first finding."""
         return self.diagnostics[0].code
 
     @property
     def span(self) -> Span | None:
-        """The place of the first finding."""
+        """Return the place of the first finding."""
         return self.diagnostics[0].span
 
 

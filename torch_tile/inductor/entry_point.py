@@ -42,7 +42,7 @@ class _Finder(metadata.DistributionFinder):
     def find_distributions(
         self, context: metadata.DistributionFinder.Context | None = None
     ) -> Iterable[metadata.Distribution]:
-        """The package in a list of all; to those who ask for it by name it is not installed."""
+        """Return the package in a list of all; to those who ask for it by name it is not installed."""
         return iter([_OnPath()] if context is None or context.name is None else [])
 
 

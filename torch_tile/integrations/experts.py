@@ -58,7 +58,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
 
 
 def _matrices(self: Any, name: str) -> Tensor:
-    """The matrices of a layer as `[experts, K, N]`."""
+    """Return the matrices of a layer as `[experts, K, N]`."""
     found: Tensor = getattr(self, name)
     return found if self.is_transposed else found.mT
 
@@ -78,7 +78,7 @@ def _product(x: Tensor, bs: list[Tensor], offsets: Tensor, bias: Tensor | None =
 
 
 def _up(self: Any, x: Tensor, offsets: Tensor) -> Tensor:
-    """The first product with gate and activation, in one kernel where the gate is the usual one."""
+    """Return the first product with gate and activation, in one kernel where the gate is the usual one."""
     if not self.has_gate:
         return self.act_fn(_product(x, [_matrices(self, "up_proj")], offsets, _bias(self, "up_proj")))  # type: ignore[no-any-return]
     both = _matrices(self, "gate_up_proj")

@@ -85,7 +85,7 @@ def _bitsandbytes(module: Any) -> nn.Module | None:
 
 
 def _bitsandbytes_int8(module: Any) -> nn.Module | None:
-    """`Linear8bitLt` with its weight rounded: int8, and the largest magnitude of each row."""
+    """Return `Linear8bitLt` with its weight rounded: int8, and the largest magnitude of each row."""
     state: Any = module.state
     if state.has_fp16_weights or module.weight.dtype != torch.int8:
         raise Unfit("its weight is not rounded yet, or kept in float16 for training")

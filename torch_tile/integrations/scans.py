@@ -66,12 +66,12 @@ def scan_step(old: Call, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *g
 def chunk_rule(
     old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, chunk_size: int = 64, *given: Any, **more: Any
 ) -> Any:
-    """`torch_chunk_gated_delta_rule` as model files have it."""
+    """Compute `torch_chunk_gated_delta_rule` as model files have it."""
     return linear_attention.chunk_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
 
 
 def rule_steps(old: Call, q: Any, k: Any, v: Any, g: Any, beta: Any, *given: Any, **more: Any) -> Any:
-    """`torch_recurrent_gated_delta_rule` as model files have it."""
+    """Compute `torch_recurrent_gated_delta_rule` as model files have it."""
     return linear_attention.fused_recurrent_gated_delta_rule(q, k, v, g, beta, **rule_options(given, more))
 
 

@@ -185,5 +185,5 @@ class TensorMap(Expr):
 
     @property
     def dtype(self) -> DType:
-        """The type of the value."""
+        """Return the type of the value."""
         return dt.int64

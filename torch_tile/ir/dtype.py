@@ -36,7 +36,7 @@ class DType(str):
 
     @property
     def name(self) -> str:
-        """The name as plain text."""
+        """Return the name as plain text."""
         return str(self)
 
     def __repr__(self) -> str:

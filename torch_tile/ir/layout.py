@@ -89,7 +89,7 @@ class Layout:
         return tuple(math.prod(d.size for d in digits) for digits in self.dims)
 
     def digits(self, axis: str) -> list[Digit]:
-        """All digits along `axis`, replicas included, largest stride first."""
+        """Return all digits along `axis`, replicas included, largest stride first."""
         found = [d for digits in (*self.dims, self.replicas) for d in digits if d.axis == axis and d.size > 1]
         return sorted(found, key=lambda d: -d.stride)
 

@@ -51,7 +51,7 @@ class Polynomial:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for equal polynomials."""
+        """Return a key that is equal for equal polynomials."""
         return frozenset(self.terms.items())
 
     @property

@@ -231,12 +231,12 @@ def literal(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A Python string literal."""
+    """Return a Python string literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def tuple_text(items: Sequence[str]) -> str:
-    """A Python tuple of texts."""
+    """Format texts as a Python tuple."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 

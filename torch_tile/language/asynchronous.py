@@ -305,7 +305,7 @@ def gemm(
     policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, wg_wait: int = 0,
     wgmma: bool = False, k_pack: int = 1, mbar: Any = None, annotations: Annotations = None,
 ) -> None:  # fmt: skip
-    """`C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
+    """Compute `C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
 
     A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; C is (M, N). Leading
     dimensions have size 1. Where `clear_accum` holds, a bool or an expression as in `k == 0`, C is set to 0 before.
@@ -398,7 +398,7 @@ def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
         return (one if same else replace(one, then=then, otherwise=otherwise)), _joined(a, b)
     if isinstance(one, For | While):
         before: Ages | None = None
-        while before is None or _numbers(before) != _numbers(ages):
+        while before is None or _ages_only(before) != _ages_only(ages):
             before = ages
             body, after = _block(one.body, ages)
             ages = _joined(ages, after)
@@ -411,7 +411,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
-def _numbers(ages: Ages) -> dict[Buffer, int]:
+def _ages_only(ages: Ages) -> dict[Buffer, int]:
     """Return the age of each entry without its other facts."""
     return {key: age for key, (age, _) in ages.items()}
 

@@ -56,7 +56,7 @@ class Branches:
     def end(self, values: Sequence[Any]) -> list[Any]:
         """End a branch whose names are bound to `values`, and return their bindings from there on."""
         self.ends.append([value if self._is_alive(value) else UNBOUND for value in values])
-        self.chooses = len(self.ends) == 2 and all(map(_only_computes, self.scopes))
+        self.chooses = len(self.ends) == 2 and all(map(_is_cheap, self.scopes))
         if len(self.ends) == 1:
             self.left = values
             return [self._again(b, value) for b, value in zip(self.before, values, strict=True)]
@@ -125,8 +125,8 @@ class Branches:
 MOST_CHOSEN = 32  # nodes that a branch may compute for a choice, which spells them out
 
 
-def _only_computes(scope: Scope) -> bool:
-    """Return whether a branch only names a few values."""
+def _is_cheap(scope: Scope) -> bool:
+    """Return whether a branch only names values, in so few nodes that both branches may be computed."""
     if not all(isinstance(stmt, Let) for stmt in scope.stmts):
         return False
     nodes = [node for stmt in scope.stmts for node in walk(stmt)]

@@ -49,7 +49,7 @@ class LayoutFunction:
 
     @property
     def index(self) -> list[Expr]:
-        """The results of the function, as expressions of indices `i0`, `i1`, ..."""
+        """Return the results of the function, as expressions of indices `i0`, `i1`, ..."""
         found = self.function(*map(_index, range(len(self.shape))))
         return [cast(to_expr(part), dt.int32) for part in _parts(found)]
 
@@ -117,7 +117,7 @@ class MemoryLayout(LayoutFunction, IRLayout):
 
     @property
     def plain(self) -> IRLayout:
-        """The layout without its function."""
+        """Return the layout without its function."""
         return IRLayout(self.dims, self.replicas, self.swizzle)
 
     def __reduce__(self) -> Any:

@@ -136,7 +136,7 @@ def _of_numbers(name: str, a: Any, b: Any) -> Any:
 
 
 def clamp(dst: Scalar, min_val: Scalar, max_val: Scalar) -> Any:
-    """The value `dst` limited to [min_val, max_val]; NaN if one of the three is."""
+    """Return the value `dst` limited to [min_val, max_val]; NaN if one of the three is."""
     return min(max(dst, min_val), max_val)
 
 
@@ -162,12 +162,12 @@ def exp10(x: Scalar) -> Expr:
 
 
 def fast_rcp(x: Scalar) -> Expr:
-    """`1 / x`."""
+    """Return `1 / x`."""
     return 1.0 / to_expr(x, op="T.fast_rcp")
 
 
 def if_then_else(condition: Any, a: Any, b: Any) -> Expr:
-    """`a` where `condition` holds, else `b`; the other is not evaluated."""
+    """Return `a` where `condition` holds, else `b`; the other is not evaluated."""
     return select(condition, a, b)
 
 
@@ -178,7 +178,7 @@ def cast(
     value: Scalar, dtype: Any, round: str | None = None, sat: str | bool | None = None,
     rbits: Scalar = None,
 ) -> Expr:  # fmt: skip
-    """`value` converted to `dtype`: floats round to nearest even, float to integer truncates.
+    """Return `value` converted to `dtype`: floats round to nearest even, float to integer truncates.
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
     a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
@@ -194,14 +194,14 @@ def cast(
 
 
 def Cast(dtype: Any, value: Scalar) -> Expr:
-    """`cast` with the dtype in front, as TIR and kernels for TileLang have it; either order is taken."""
+    """Convert as `cast` does; the dtype stands in front, as in TIR and TileLang. Either order is taken."""
     if isinstance(dtype, Expr) or is_number(dtype):
         dtype, value = value, dtype
     return cast(value, dtype)
 
 
 def reinterpret(value: Any, dtype: Any) -> Any:
-    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too.
+    """Return the bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too.
 
     TIR's null pointer, 0 as a "handle", is None: the language has no pointers.
     """
@@ -216,7 +216,7 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """`a / b` rounded up, for every value of the type and divisors of either sign; a Python integer if both are."""
+    """Return `a / b` rounded up, for all values and divisors of either sign; a Python integer if both are."""
     if is_number(a) and is_number(b):
         a, b = to_number(a), to_number(b)
     for name, value in (("a", a), ("b", b)):
@@ -321,7 +321,7 @@ def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
 
 
 def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x + y` of float32 or float64 with its own rounding, never fused with a product.
+    """Return `x + y` of float32 or float64 with its own rounding, never fused with a product.
 
     `rounding_mode` is "rn" to nearest even, "rz" to zero, "ru" up or "rd" down.
 
@@ -332,57 +332,57 @@ def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
 
 
 def ieee_sub(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x - y`, rounded by itself as T.ieee_add says."""
+    """Return `x - y`, rounded by itself as T.ieee_add says."""
     return _ieee("sub", x, y, rounding_mode=rounding_mode)
 
 
 def ieee_mul(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x * y`, rounded by itself as T.ieee_add says."""
+    """Return `x * y`, rounded by itself as T.ieee_add says."""
     return _ieee("mul", x, y, rounding_mode=rounding_mode)
 
 
 def ieee_fmaf(x: Scalar, y: Scalar, z: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x * y + z`, rounded once as T.ieee_add says."""
+    """Return `x * y + z`, rounded once as T.ieee_add says."""
     return _ieee("fmaf", x, y, z, rounding_mode=rounding_mode)
 
 
 def ieee_frcp(x: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`1 / x`, rounded as T.ieee_add says."""
+    """Return `1 / x`, rounded as T.ieee_add says."""
     return _ieee("frcp", x, rounding_mode=rounding_mode)
 
 
 def ieee_fsqrt(x: Scalar, rounding_mode: str = "rn") -> Expr:
-    """The square root of `x`, rounded as T.ieee_add says."""
+    """Return the square root of `x`, rounded as T.ieee_add says."""
     return _ieee("fsqrt", x, rounding_mode=rounding_mode)
 
 
 def ieee_frsqrt(x: Scalar) -> Expr:
-    """`1 / sqrt(x)`, rounded to nearest even."""
+    """Return `1 / sqrt(x)`, rounded to nearest even."""
     return _ieee("frsqrt", x, rounding_mode="rn")
 
 
 def ieee_fdiv(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
-    """`x / y`, rounded as T.ieee_add says."""
+    """Return `x / y`, rounded as T.ieee_add says."""
     return _ieee("fdiv", x, y, rounding_mode=rounding_mode)
 
 
 def fmul(x: Scalar, y: Scalar) -> Expr:
-    """`x * y` with its own rounding, never fused with a sum. For float32 and float64."""
+    """Return `x * y` with its own rounding, never fused with a sum. For float32 and float64."""
     return _ieee("mul", x, y, rounding_mode="rn")
 
 
 def floordiv(a: Any, b: Any) -> Any:
-    """`a // b`, rounded down."""
+    """Return `a // b`, rounded down."""
     return a // b
 
 
 def floormod(a: Any, b: Any) -> Any:
-    """`a % b`, with the sign of b."""
+    """Return `a % b`, with the sign of b."""
     return a % b
 
 
 def truncdiv(a: Any, b: Any) -> Any:
-    """`a / b` of integers, rounded to zero."""
+    """Return `a / b` of integers, rounded to zero."""
     if is_number(a) and is_number(b):
         return a // b + (a % b != 0 and (a < 0) != (b < 0))
     x, y = pair(a, b, "T.truncdiv")
@@ -410,32 +410,32 @@ def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:
 
 
 def align_up(a: Any, b: Any) -> Any:
-    """`a` rounded up to a multiple of `b`."""
+    """Return `a` rounded up to a multiple of `b`."""
     return ceildiv(a, b) * b
 
 
 def shift_left(a: Any, b: Any) -> Any:
-    """`a << b`."""
+    """Return `a << b`."""
     return to_expr(a) << b
 
 
 def shift_right(a: Any, b: Any) -> Any:
-    """`a >> b`."""
+    """Return `a >> b`."""
     return to_expr(a) >> b
 
 
 def bitwise_and(a: Any, b: Any) -> Any:
-    """`a & b`."""
+    """Return `a & b`."""
     return to_expr(a) & b
 
 
 def bitwise_or(a: Any, b: Any) -> Any:
-    """`a | b`."""
+    """Return `a | b`."""
     return to_expr(a) | b
 
 
 def bitwise_xor(a: Any, b: Any) -> Any:
-    """`a ^ b`."""
+    """Return `a ^ b`."""
     return to_expr(a) ^ b
 
 
@@ -445,34 +445,34 @@ def bitwise_not(a: Any) -> Any:
 
 
 def logical_and(a: Any, b: Any) -> Any:
-    """`a and b` on the device."""
+    """Return `a and b`, computed on the device."""
     return binary("and", a, b)
 
 
 def logical_or(a: Any, b: Any) -> Any:
-    """`a or b` on the device."""
+    """Return `a or b`, computed on the device."""
     return binary("or", a, b)
 
 
 def logical_not(a: Any) -> Any:
-    """`not a` on the device; a bool of Python's for one."""
+    """Return `not a`, computed on the device; a bool of Python's for one."""
     from torch_tile.ir.expr import truth, unary
 
     return unary("not", truth(a)) if isinstance(a, Expr) else not a
 
 
 def And(a: Any, b: Any) -> Any:
-    """`a and b` on the device, as TIR spells it."""
+    """Return `a and b`, computed on the device, as TIR spells it."""
     return logical_and(a, b)
 
 
 def Or(a: Any, b: Any) -> Any:
-    """`a or b` on the device, as TIR spells it."""
+    """Return `a or b`, computed on the device, as TIR spells it."""
     return logical_or(a, b)
 
 
 def Not(a: Any) -> Any:
-    """`not a` on the device, as TIR spells it."""
+    """Return `not a`, computed on the device, as TIR spells it."""
     return logical_not(a)
 
 
@@ -482,10 +482,10 @@ def infinity(dtype: Any = "float32") -> Const:
 
 
 def max_value(dtype: Any) -> Const:
-    """The greatest finite value of `dtype`."""
+    """Return the greatest finite value of `dtype`."""
     return greatest(dtype_of(dtype))
 
 
 def min_value(dtype: Any) -> Const:
-    """The least finite value of `dtype`."""
+    """Return the least finite value of `dtype`."""
     return least(dtype_of(dtype))

@@ -246,7 +246,7 @@ class _Wide(Rewriter):
     # Expressions.
 
     def visit_Var(self, node: Var) -> Var:
-        """A name of the carrier's type."""
+        """Return a name of the carrier's type."""
         if not is_narrow(node.dtype):
             return node
         if node not in self.vars:
@@ -341,7 +341,7 @@ class _Wide(Rewriter):
         return rebuilt(node, var=self.visit_Var(node.var), value=self(node.value))
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        """A tile of the container's type."""
+        """Return a tile of the container's type."""
         held = self.buffer(node.buffer)
         at_address = node.buffer.scope == "global"
         init = None if node.init is None else self(node.init) if at_address else cast(self(node.init), held.dtype)
@@ -443,7 +443,7 @@ class _Wide(Rewriter):
         return self._nest(squeezed(node.dst), move, node)
 
     def visit_Fill(self, node: Fill) -> Stmt:
-        """A fill of the container; of a tensor a nest of stores."""
+        """Return a fill of the container; of a tensor a nest of stores."""
         to = node.dst.buffer
         if not is_narrow(to.dtype):
             return self.children(node)

@@ -649,7 +649,7 @@ def _lazy(parts: Any, word: str, join: Callable[[str, Any, Any], Expr] = binary)
 
 
 def _operand(word: str, a: Expr, b: Any) -> Expr:
-    """`a or b` or `a and b`, which give an operand: of bools, that is the logical operator."""
+    """Evaluate `a or b` or `a and b`, which give an operand: of bools, that is the logical operator."""
     if a.dtype == bool_ and (b.dtype == bool_ if isinstance(b, Expr) else isinstance(b, bool)):
         return binary(word, a, b)
     return select(a, a, b) if word == "or" else select(a, b, a)

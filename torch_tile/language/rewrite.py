@@ -45,7 +45,7 @@ def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callabl
 
 
 def source_tree(function: FunctionType) -> ast.FunctionDef:
-    """The function's AST with the positions of its file; `no_source` if it cannot be read."""
+    """Return the function's AST with the positions of its file; `no_source` if it cannot be read."""
     if function.__code__.co_name == "<lambda>":
         what, fix = "a lambda, which has no statements", "write the kernel by `def`"
         raise error("bad_function", None, decorator="torch_tile.jit", name="<lambda>", what=what, fix=fix)

@@ -304,7 +304,7 @@ def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
 
 
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
-    """A mutable scalar of each thread, which starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
+    """Make a mutable scalar of each thread. It starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
     `scope` is "local.var". Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each
     iteration. An `init` of
@@ -326,7 +326,7 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:
-    """A tensor allocated at the launch, which the kernel may return: T.empty((M, N), dtype)."""
+    """Return a tensor allocated at the launch, which the kernel may return: T.empty((M, N), dtype)."""
     sizes: Any = shape
     if len(shape) == 2 and not is_number(shape[1]) and not isinstance(shape[1], Expr):
         sizes, dtype = shape

@@ -35,7 +35,7 @@ def gemm_sp(
     transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False,
     wg_wait: int = 0,
 ) -> None:  # fmt: skip
-    """`C += A B` for a 2:4 sparse A, of tiles in shared memory or fragments, summed in C's dtype.
+    """Compute `C += A B` for a 2:4 sparse A, of tiles in shared memory or fragments, summed in C's dtype.
 
     `A_sparse` (M, K / 2) holds the nonzeros of A's rows. `E`, of an integer dtype, holds where they stand: (M, K / 16)
     in 16 bits for elements of up to 16 bits. For those of 32 bits, of which one of each two is kept, (M, K / 8); wider

@@ -50,7 +50,7 @@ class _Returns:
         self.done, self.flagged = done, False
 
     def block(self, stmts: Sequence[Stmt], looped: bool) -> list[Stmt]:
-        """The statements without returns. In a loop a return sets the flag and leaves the loop."""
+        """Return the statements without returns. In a loop a return sets the flag and leaves the loop."""
         found: list[Stmt] = []
         for place, one in enumerate(stmts):
             rest = stmts[place + 1 :]

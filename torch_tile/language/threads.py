@@ -24,14 +24,14 @@ NUMBERS = range(1, 16)  # of named barriers; 0 is that of the block
 
 
 def thread_index() -> Var:
-    """The index of the running thread in its block, counted along all dimensions of `threads`, x fastest."""
+    """Return the index of the running thread in its block, counted along all dimensions of `threads`, x fastest."""
     launch = _launch("T.thread_index")
     launch.uses_thread = True
     return launch.thread  # type: ignore[no-any-return]
 
 
 def get_thread_binding(dim: int = 0) -> Expr:
-    """The running thread's index along dimension `dim` of `threads`: 0 along one that these leave out."""
+    """Return the running thread's index along dimension `dim` of `threads`: 0 along one that these leave out."""
     threads = _launch("T.get_thread_binding").threads
     _check("T.get_thread_binding", dim)
     if dim >= len(threads):
@@ -42,7 +42,7 @@ def get_thread_binding(dim: int = 0) -> Expr:
 
 
 def get_thread_bindings() -> tuple[Expr, ...]:
-    """The running thread's index along each of three dimensions."""
+    """Return the running thread's index along each of three dimensions."""
     return tuple(get_thread_binding(d) for d in range(RANK))
 
 
@@ -59,14 +59,14 @@ def get_thread_extents() -> tuple[int, ...]:
 
 
 def get_block_binding(dim: int = 0) -> Var:
-    """The block's index along dimension `dim` of the grid."""
+    """Return the block's index along dimension `dim` of the grid."""
     blocks = _launch("T.get_block_binding").blocks
     _check("T.get_block_binding", dim, len(blocks))
     return blocks[dim]  # type: ignore[no-any-return]
 
 
 def get_block_bindings() -> tuple[Var, ...]:
-    """The block's index along each dimension of the grid."""
+    """Return the block's index along each dimension of the grid."""
     return tuple(_launch("T.get_block_bindings").blocks)
 
 
@@ -86,7 +86,7 @@ def get_block_extents() -> tuple[Any, ...]:
 def thread_binding(
     start: Any, stop: Any = None, thread: str = "threadIdx.x", *, annotations: Mapping[str, Any] | None = None
 ) -> Expr:
-    """The index that the kernel around counts: `tx = T.thread_binding(0, 128, thread="threadIdx.x")`.
+    """Return the index that the kernel around counts: `tx = T.thread_binding(0, 128, thread="threadIdx.x")`.
 
     `for tx in T.thread_binding(...):` names it for the body. `annotations` has no effect. In a function without
     T.Kernel the bindings make one launch, of blocks and threads of these extents.
@@ -112,7 +112,7 @@ def thread_binding(
 
 
 def launch_thread(thread: str, extent: Any) -> Expr:
-    """The index `thread` that the kernel around counts up to `extent`: `tx = T.launch_thread("threadIdx.x", 128)`.
+    """Return the index `thread`, which the kernel counts up to `extent`: `tx = T.launch_thread("threadIdx.x", 128)`.
 
     `with T.launch_thread("threadIdx.x", 128) as tx:` names it for the body.
     """

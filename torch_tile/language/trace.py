@@ -360,7 +360,7 @@ def repeat_while(condition: Expr) -> Iterator[None]:
 
 
 def with_span(node: Any, span: Span | None) -> Any:
-    """`node` placed at `span`."""
+    """Return `node` placed at `span`."""
     return replace(node, span=span) if span else node
 
 

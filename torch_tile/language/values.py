@@ -66,7 +66,7 @@ class Handle(NotAValue):
 
     @property
     def dtype(self) -> DType:
-        """The element type."""
+        """Return the element type."""
         return dt.vector_of(self.buffer.dtype, self.buffer.lanes) if self.buffer.lanes else self.buffer.dtype
 
     @property
@@ -76,16 +76,16 @@ class Handle(NotAValue):
 
     @property
     def data(self) -> Handle:
-        """The buffer itself, for T.Tensor(shape, dtype, A.data), which makes a view of it."""
+        """Return the buffer itself, for T.Tensor(shape, dtype, A.data), which makes a view of it."""
         return self
 
     @property
     def name(self) -> str:
-        """The buffer's name, as its author calls it."""
+        """Return the buffer's name, as its author calls it."""
         return self.buffer.name
 
     def scope(self) -> str:
-        """The memory it lives in: global, shared, fragment, local."""
+        """Return the memory it lives in: global, shared, fragment, local."""
         return self.buffer.scope
 
     def __repr__(self) -> str:
@@ -210,7 +210,7 @@ def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
 
 
 def store_lanes(place: Vector | Region, value: Any) -> None:
-    """`A[T.Ramp(i, 1, 4)] = value`, or `A[i : i + 4] = value`: a store of each lane; a number is stored to all."""
+    """Store each lane of `A[T.Ramp(i, 1, 4)] = value` or `A[i : i + 4] = value`; store a number to all lanes."""
     if isinstance(place, Region):
         extents = place.tile_shape
         count = extents[-1].value if extents and isinstance(extents[-1], Const) else 0

@@ -17,13 +17,13 @@ from torch_tile.tileop.base import Scalar
 
 
 def Ramp(base: Scalar, stride: Scalar, lanes: int) -> Vector:
-    """`base`, `base + stride`, ...: `lanes` integers, which index as many elements, `A[T.Ramp(i * 4, 1, 4)]`."""
+    """Return `base`, `base + stride`, ...: `lanes` integers, which index as many elements, `A[T.Ramp(i * 4, 1, 4)]`."""
     first = to_expr(base, op="T.Ramp")
     return Vector([first + n * stride for n in range(_count("T.Ramp", lanes))])
 
 
 def Broadcast(value: Scalar, lanes: int) -> Vector:
-    """`value` in each of `lanes` lanes; of a vector, one copy after the other."""
+    """Return `value` in each of `lanes` lanes; of a vector, one copy after the other."""
     each = value.lanes if isinstance(value, Vector) else (to_expr(value, op="T.Broadcast"),)
     return Vector(each * _count("T.Broadcast", lanes))
 

@@ -202,7 +202,7 @@ class _Homes(Rewriter):
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
 
     def visit_Reduce(self, node: Reduce) -> Stmt:
-        """The same reduction of the home, which lacks the view's dimensions of size 1."""
+        """Return the same reduction of the home, which lacks the view's dimensions of size 1."""
         box = self.box(node.src)
         if box is None and node.src.buffer.scope in ("shared", "fragment"):
             return self._through_a_tile(node)

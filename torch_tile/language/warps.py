@@ -70,27 +70,27 @@ def tvm_warp_shuffle_down(mask: Any, value: Any, offset: Any, width: int = WARP,
 
 
 def activemask() -> Expr:
-    """A uint64 with a bit for each lane of the warp: all 32 are set, as whole warps come here."""
+    """Return a uint64 with a bit for each lane of the warp: all 32 are set, as whole warps come here."""
     return ballot_sync(True)
 
 
 def any_sync(predicate: Any, mask: Any = FULL) -> Expr:
-    """An int32, not 0 where `predicate` holds in any lane of the warp."""
+    """Return an int32, not 0 where `predicate` holds in any lane of the warp."""
     return cast(_made("T.any_sync", memory.vote_any(_vote("T.any_sync", predicate, mask))), dt.int32)
 
 
 def all_sync(predicate: Any, mask: Any = FULL) -> Expr:
-    """An int32, not 0 where `predicate` holds in all lanes of the warp."""
+    """Return an int32, not 0 where `predicate` holds in all lanes of the warp."""
     return cast(_made("T.all_sync", memory.vote_all(_vote("T.all_sync", predicate, mask))), dt.int32)
 
 
 def ballot_sync(predicate: Any, mask: Any = FULL) -> Expr:
-    """A uint64 with a bit for each lane of the warp, set where `predicate` holds."""
+    """Return a uint64 with a bit for each lane of the warp, set where `predicate` holds."""
     return cast(_made("T.ballot_sync", memory.ballot(_vote("T.ballot_sync", predicate, mask))), dt.uint64)
 
 
 def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
-    """A uint32 with a bit for each lane of the warp, set where `value` has this thread's bits."""
+    """Return a uint32 with a bit for each lane of the warp, set where `value` has this thread's bits."""
     own, total = _code("T.match_any_sync", value, mask), cast(0, dt.uint32)
     for lane in range(WARP):
         there = _made("T.match_any_sync", memory.shuffle(own, cast(lane, dt.int32)))
@@ -99,7 +99,7 @@ def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
 
 
 def match_all_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
-    """A uint32: all bits set if `value` has the same bits in all lanes of the warp, else 0."""
+    """Return a uint32: all bits set if `value` has the same bits in all lanes of the warp, else 0."""
     own = _code("T.match_all_sync", value, mask)
     first = _made("T.match_all_sync", memory.shuffle(own, cast(0, dt.int32)))
     same = _made("T.match_all_sync", memory.vote_all(binary("==", first, own)))
@@ -137,7 +137,7 @@ def warp_reduce(kind: str) -> Callable[[Any], Expr]:
 
 
 def dp4a(a: Any, b: Any, c: Any) -> None:
-    """`c += a[0] * b[0] + ... + a[3] * b[3]`, of four int8 neighbours from elements `a` and `b` on and an int32 `c`.
+    """Add `a[0] * b[0] + ... + a[3] * b[3]` to the int32 `c`: four int8 neighbours from elements `a` and `b` on.
 
     Products and sums, which any target has.
     """

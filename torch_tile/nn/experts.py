@@ -239,7 +239,7 @@ class Float8Experts(nn.Module):
         return routes.join(out.float() * top_k_weights.reshape(-1, 1)[routes.order]).to(hidden_states.dtype)
 
     def extra_repr(self) -> str:
-        """The shapes of weights and scales."""
+        """Return the shapes of weights and scales."""
         groups, inner, _ = self.gate_up_proj.shape
         sizes = f"{groups} x ({self.down_proj.shape[1]}, {inner // 2})"
         return f"{sizes}, scales={list(self.gate_up_scales.shape)}, {self.gate}"

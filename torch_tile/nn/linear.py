@@ -89,7 +89,7 @@ class GatedMLP(nn.Module):
         self.down_proj: Linear = Linear(intermediate_size, hidden_size, bias, **factory)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias."""
+        """Map `[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias."""
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is None and up.bias is None:
             hidden = torch.ops.tile.swiglu.default(x, gate.weight, up.weight, self.activation)

@@ -96,7 +96,7 @@ def chunk_gla(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """Gated linear attention: `tile.gated_linear_attention` with g `[B, L, H, K]`, logarithms of channels' decays."""
+    """Compute `tile.gated_linear_attention` with g `[B, L, H, K]`, logarithms of channels' decays."""
     options = initial_state, output_final_state, cu_seqlens, run
     return _chunks("gated_linear_attention", (q, k, v, g), (scale,), *options)
 
@@ -114,7 +114,7 @@ def fused_recurrent_gla(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """`chunk_gla` token after token; gk is its g, None for no decay. gv and reverse are refused."""
+    """Compute `chunk_gla` token after token; gk is its g, None for no decay. gv and reverse are refused."""
     refuse("fused_recurrent_gla", gv=gv, reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
     return _steps("gated_linear_attention", (q, k, v, no_decay(v) if gk is None else gk), (scale,), *options)
@@ -132,7 +132,7 @@ def chunk_simple_gla(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """Linear attention whose heads decay as a whole: by g `[B, L, H]`, by g_gamma `[H]` at all times, or by both."""
+    """Compute linear attention whose heads decay as a whole: by g `[B, L, H]`, by g_gamma `[H]`, or by both."""
     return chunk_gla(q, k, v, _decay(v, g, g_gamma), scale, initial_state, output_final_state, cu_seqlens, run)
 
 
@@ -149,7 +149,7 @@ def fused_recurrent_simple_gla(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """`chunk_simple_gla` token after token. reverse is refused."""
+    """Compute `chunk_simple_gla` token after token. reverse is refused."""
     refuse("fused_recurrent_simple_gla", reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
     return _steps("gated_linear_attention", (q, k, v, _decay(v, g, g_gamma)), (scale,), *options)
@@ -165,7 +165,10 @@ def chunk_linear_attn(
     normalize: bool = True,
     run: Run = operator,
 ) -> Result:
-    """Linear attention without decay. normalize divides outputs by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`."""
+    """Compute linear attention without decay.
+
+    normalize divides outputs by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`.
+    """
     out, state = chunk_gla(q, k, v, no_decay(v), scale, initial_state, output_final_state, run=run)
     if normalize:
         share = v.shape[2] // q.shape[2]
@@ -185,7 +188,7 @@ def chunk_retention(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """RetNet's attention (arXiv:2307.08621): head h decays by `1 - 2 ** (-5 - h)` at each time."""
+    """Compute RetNet's attention (arXiv:2307.08621): head h decays by `1 - 2 ** (-5 - h)` at each time."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = torch.log1p(-torch.exp2(-5 - heads))
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)

@@ -99,5 +99,5 @@ class LinearCrossEntropyLoss(nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """The layer's sizes and what is not default."""
+        """Return the layer's sizes and what is not default."""
         return f"{super().extra_repr()}, reduction={self.reduction!r}, softcap={self.softcap}"

@@ -69,7 +69,7 @@ class RMSNorm(nn.Module):
     gate_rounded = False  # whether silu and the product are rounded to x's dtype
 
     def forward(self, *args: torch.Tensor | None, **named: torch.Tensor | None) -> torch.Tensor:
-        """`[..., N]` to `[..., N]`. Takes `x`, by position or name; replaced norms keep their names and their gate."""
+        """Map `[..., N]` to the same. Takes `x`, by position or name; replaced norms keep their names and gate."""
         x, gate = self._arguments(args, named)
         if gate is not None:
             return self._gated(x, gate)
@@ -130,7 +130,7 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension; the parameters are the same."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., N]` to `[..., N]`. Raises ValueError if it was made for several dimensions."""
+        """Map `[..., N]` to `[..., N]`. Raises ValueError if it was made for several dimensions."""
         last_dimension(self.normalized_shape)
         out: torch.Tensor = torch.ops.tile.layer_norm.default(input, self.weight, self.bias, self.eps)
         return out

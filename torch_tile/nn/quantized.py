@@ -186,7 +186,7 @@ class Float8Linear(nn.Module):
         return out.to(input.dtype).reshape(*input.shape[:-1], self.weight.shape[0])
 
     def extra_repr(self) -> str:
-        """The shapes of the weight and its scales."""
+        """Return the shapes of the weight and its scales."""
         n, k = self.weight.shape
         return f"{k}, {n}, {self.weight.dtype}, scales={list(self.scale.shape)}, bias={self.bias is not None}"
 
@@ -237,7 +237,7 @@ class Int8Linear(nn.Module):
         return out.to(input.dtype).reshape(*input.shape[:-1], self.weight.shape[0])
 
     def extra_repr(self) -> str:
-        """The shapes of the weight and its scales."""
+        """Return the shapes of the weight and its scales."""
         n, k = self.weight.shape
         return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
 

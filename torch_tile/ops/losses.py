@@ -61,7 +61,7 @@ def linear_cross_entropy_loss(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """`F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)` without storing the logits.
+    """Compute `F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)`, storing no logits.
 
     Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss. They do so in one pass
     over chunks of rows. "none" computes the chunks again in its backward. See
@@ -140,7 +140,7 @@ class _ScalesInPlace(torch.autograd.Function):
 
 
 def row_factor(target: Any, weight: Any, ignore_index: int, reduction: str, dtype: torch.dtype) -> Any:
-    """The factor of each row's loss in the reduced loss: `[...]`, of `dtype`. Takes tensors or `fx.Proxy`s."""
+    """Return the factor of each row's loss in the reduced loss: `[...]`, of `dtype`. Takes tensors or `fx.Proxy`s."""
     if reduction == "sum":
         return torch.ones_like(target, dtype=dtype)
     total = _counted(target, weight, ignore_index, dtype)
@@ -170,7 +170,7 @@ def reduced(loss: Any, target: Any, weight: Any, ignore_index: int, reduction: s
 
 
 def _counted(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
-    """The number of targets that count, or the sum of their classes' weights in `dtype`."""
+    """Return the number of targets that count, or the sum of their classes' weights in `dtype`."""
     counted = target != ignore_index
     if weight is None:
         return counted.sum()

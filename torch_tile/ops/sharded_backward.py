@@ -94,9 +94,9 @@ class _Sharding:
         upstream = [self._local(g, d) for g, d in zip(grads, self.rule.outputs, strict=False)]
         results = zip(backward(here, *upstream), self.inputs, strict=True)
         return tuple(
-            [self._global(v, i) for v, i in zip(value, into, strict=True)]
+            [self._to_dtensor(v, i) for v, i in zip(value, into, strict=True)]
             if isinstance(into, list)
-            else self._global(value, into)
+            else self._to_dtensor(value, into)
             for value, into in results
         )
 
@@ -128,7 +128,7 @@ class _Sharding:
         local: torch.Tensor = there.to_local(grad_placements=self._gradients(dims))
         return local
 
-    def _global(self, local: torch.Tensor | None, into: tuple[Dims, torch.Size] | None) -> torch.Tensor | None:
+    def _to_dtensor(self, local: torch.Tensor | None, into: tuple[Dims, torch.Size] | None) -> torch.Tensor | None:
         """Make a DTensor of a local gradient."""
         from torch.distributed.tensor import DTensor
 

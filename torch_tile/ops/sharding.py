@@ -24,7 +24,7 @@ DTENSOR = "torch.distributed.tensor"
 
 
 def rule_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> Rule:
-    """The rule of a call, whose trailing arguments may be left to their defaults."""
+    """Return the rule of a call, whose trailing arguments may be left to their defaults."""
     operator = OPERATORS[op._opname]
     return operator.sharding(operator.args(*args))
 

@@ -90,7 +90,7 @@ class LaunchPlan:
     # -- what readers ask ----------------------------------------------------------------------------------------------
     @property
     def launches(self) -> list[Launch]:
-        """The kernel launches of the plan."""
+        """Return the kernel launches of the plan."""
         return [step for step in self.steps if isinstance(step, Launch)]
 
     @property
@@ -119,7 +119,7 @@ class LaunchPlan:
 
     @property
     def made(self) -> list[torch.Tensor]:
-        """The tensors made during planning: workspaces, and results of torch."""
+        """Return the tensors made during planning: workspaces, and results of torch."""
         return self.roots[self.given :]
 
     def root(self, tensor: torch.Tensor) -> int | None:

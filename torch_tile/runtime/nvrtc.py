@@ -56,7 +56,7 @@ class Cubin(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """The log lines about speed or faults: the assembler's C75xx advice, and every warning."""
+        """Return the log lines about speed or faults: the assembler's C75xx advice, and every warning."""
         if "warning" not in self.log and "(C" not in self.log:
             return []
         return [line.strip() for line in self.log.splitlines() if re.search(r"\(C\d{4}\)|\bwarning\b", line)]

@@ -63,7 +63,7 @@ class Banks:
 
     @property
     def ways(self) -> float:
-        """The mean number of phases per ideal phase; 1 means no conflicts."""
+        """Return the mean number of phases per ideal phase; 1 means no conflicts."""
         return self.phases / max(1, self.ideal)
 
 
@@ -99,7 +99,7 @@ class Findings:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of mistakes that were found."""
+        """Return the kinds of mistakes that were found."""
         return {f.kind for f in self}
 
     def report(self) -> str:

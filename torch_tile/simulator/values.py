@@ -25,14 +25,14 @@ Value = Any  # int, bool or torch.Tensor
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """`a % b` of NumPy's floats, exact before its one rounding. torch.remainder of long tensors loses wide pairs."""
+    """Return `a % b` of NumPy floats, exact before one rounding. torch.remainder of long tensors loses wide pairs."""
     with np.errstate(all="ignore"):
         rest = np.fmod(a, b)
         return np.asarray(np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest))
 
 
 def floor_divide(a: Any, b: Any) -> Any:
-    """`a // b` of NumPy's floats, as torch.floor_divide: from the exact remainder, since a / b may round up."""
+    """Return `a // b` of NumPy's floats, as torch.floor_divide: from the exact remainder, since a / b may round up."""
     with np.errstate(all="ignore"):
         rest = np.fmod(a, b)
         quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))

@@ -94,7 +94,7 @@ class ThreadContext:
 
     @property
     def target(self) -> Target:
-        """The target that is compiled for."""
+        """Return the target that is compiled for."""
         return self.build.target
 
     def registers(self, fragment: Buffer) -> Buffer:

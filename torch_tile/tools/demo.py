@@ -155,7 +155,7 @@ class FixedCache:
         self.kept: tuple[Tensor, Tensor] = (kv, k_pe)
 
     def update(self, kv: Tensor, k_pe: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The cached positions and the new ones, `[B, 1, S + 1, C]` and `[B, 1, S + 1, R]`."""
+        """Return the cached positions and the new ones, `[B, 1, S + 1, C]` and `[B, 1, S + 1, R]`."""
         return torch.cat([self.kept[0], kv], dim=2), torch.cat([self.kept[1], k_pe], dim=2)
 
 

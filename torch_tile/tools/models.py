@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def head_dim(self) -> int:
-        """The features of one head."""
+        """Return the features of one head."""
         return self.width // self.heads
 
 
@@ -182,7 +182,7 @@ class PlainMLA(nn.Module):
         self.register_buffer("pe_cache", torch.randn(1, CACHED, rope))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, 1, N]` to the same: the token after the cached ones, which sees them all."""
+        """Map `[B, 1, N]` to the same: the token after the cached ones, which sees them all."""
         q, q_pe = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).split(self.sizes, dim=-1)
         kv, k_pe = self.kv(x), _rotate(self.pe(x)[:, None], CACHED)[:, 0]
         kv = torch.cat([self.kv_cache.expand(x.shape[0], -1, -1), kv], dim=1)
@@ -207,7 +207,7 @@ class PlainMLP(nn.Module):
         self.down: nn.Linear = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, S, N]` to the same."""
+        """Map `[B, S, N]` to the same."""
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
@@ -221,7 +221,7 @@ class Residual(nn.Module):
         self.norm, self.part = PlainNorm(width), part
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, S, N]` to the same."""
+        """Map `[B, S, N]` to the same."""
         out: Tensor = x + self.part(self.norm(x))
         return out
 
@@ -244,7 +244,7 @@ class PlainModel(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`[B, S]` to `[B, S, V]`."""
+        """Map `[B, S]` to `[B, S, V]`."""
         x = self.embed(ids)
         for layer in self.layers:
             x = layer(x)

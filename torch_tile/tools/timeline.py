@@ -26,7 +26,7 @@ KINDS = {"copy": "copy", "product": "product", "wait": "waits", "compute": "comp
 
 
 def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
-    """Run the block in the middle of the last kernel's grid on zeros, until the picture is full.
+    """Collect the events of the middle block of the last kernel's grid, run on zeros until the picture is full.
 
     `flat` is the stage FLAT of `program`. Scalars are 1, sizes known only at run time `UNKNOWN_SIZE`. Returns no events
     where that is no valid call, or its tensors are too large to be made up.

@@ -16,7 +16,7 @@ from torch_tile.tileop.base import region_of
 
 
 def buffer_of(value: Any) -> Buffer:
-    """The buffer of a handle, region or element. Raises TypeError for anything else."""
+    """Return the buffer of a handle, region or element. Raises TypeError for anything else."""
     if isinstance(value, Handle | Region | Load):
         return value.buffer
     if isinstance(value, Buffer):
@@ -57,7 +57,7 @@ def _plain(size: Any) -> Any:
 
 
 def array_reduce(array: Sequence[int]) -> int:
-    """The product of sizes."""
+    """Return the product of sizes."""
     return math.prod(array)
 
 
@@ -70,7 +70,7 @@ def to_buffer_region(value: Any) -> Region:
 
 
 def retrieve_shape(value: Any) -> list[Any]:
-    """The sizes of a buffer, or of a region's ranges; ones for an element."""
+    """Return the sizes of a buffer, or of a region's ranges; ones for an element."""
     if isinstance(value, Region):
         return [_plain(each.extent) for each in value.ranges]
     if isinstance(value, Load):

@@ -7,7 +7,7 @@ from torch_tile.hardware import Target, detected
 
 
 def determine_target(target: object = "auto", return_object: bool = False) -> Target | str:
-    """The target that a spelling means: its name, or with `return_object` a torch_tile.Target.
+    """Return the target that a spelling means: its name, or with `return_object` a torch_tile.Target.
 
     Raises TileError for machines that are not supported.
     """

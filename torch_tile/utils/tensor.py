@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Integer) -> Callable[[Any], torch.Tensor]:
-    """A function that makes a tensor for a parameter of a kernel: on the GPU if there is one.
+    """Return a function that makes a tensor for a parameter of a kernel: on the GPU if there is one.
 
     It takes one of `kernel.params`, and raises LaunchError where a size is known only at run time.
     """

@@ -50,7 +50,7 @@ class CDNA(TileDevice):
 
 
 def get_arch(target: object = "auto") -> TileDevice:
-    """The machine of a target. Raises TileError for machines that are not supported."""
+    """Return the machine of a target. Raises TileError for machines that are not supported."""
     return CUDA(target) if Target.of(target).kind == "cuda" else CPU(target)
 
 

@@ -37,7 +37,7 @@ class Hint:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """The fields by name."""
+        """Return the fields by name."""
         return dict(vars(self))
 
 

@@ -49,12 +49,12 @@ def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
 
 
 def _int_imm(dtype: object, value: int) -> expr.Expr:
-    """An integer constant."""
+    """Return an integer constant."""
     return const(int(value), dtype)
 
 
 def _float_imm(dtype: object, value: float) -> expr.Expr:
-    """A constant of a floating type."""
+    """Return a constant of a floating type."""
     return const(float(value), dtype)
 
 

@@ -30,7 +30,7 @@ class KernelArtifact(CacheArtifact):
 
     @staticmethod
     def type() -> str:
-        """The name that `CacheInfo` lists these under."""
+        """Return the name that `CacheInfo` lists these under."""
         return TYPE
 
     def populate_cache(self) -> None:

@@ -156,7 +156,7 @@ def lower_reference(op: Any, args: Any, kwargs: Any, why: str) -> Any:
 
 
 def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str]) -> str:
-    """The statement that makes the call; what it calls is written into the wrapper if it is not there yet."""
+    """Return the statement that makes the call; what it calls is written into the wrapper if it is not there yet."""
     is_gpu = made.is_gpu
     texts = {"tile": headers() + GLUE, **({"tile stream": STREAM} if is_gpu else {}), **made.code}
     known = vars(wrapper).setdefault("_torch_tile", {})  # texts that are written, and functions by their bodies
@@ -335,7 +335,7 @@ class _Text:
         return name
 
     def text(self, value: Any) -> str:
-        """A number of 64 bits."""
+        """Return a number of 64 bits."""
         if isinstance(value, _Verbatim):
             return value
         if isinstance(value, torch.SymInt | torch.SymBool):
@@ -346,7 +346,7 @@ class _Text:
         return str(value) if abs(value) < 2**31 else f"{value}ll"
 
     def printed(self, expr: Any) -> str:
-        """An expression of symbols as C++."""
+        """Return an expression of symbols as C++."""
         numbers = {ours: f"numbers[{n}]" for n, ours in enumerate(self.symbols.here.values())}
         return printed(expr, numbers.__getitem__)
 
@@ -380,7 +380,7 @@ def _renamed(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def printed(expr: Any, name: Callable[[Any], str]) -> str:
-    """An integer expression or a condition as C++. Raises NotEmbedded for what has no such form."""
+    """Return an integer expression or a condition as C++. Raises NotEmbedded for what has no such form."""
     parts = [printed(each, name) for each in expr.args]
     if isinstance(expr, sympy.Symbol):
         return name(expr)
@@ -425,7 +425,7 @@ _TEXT = {n: chr(n) if 32 <= n < 127 and chr(n) not in '"\\?' else f"\\{n:03o}" f
 
 
 def _bytes(code: bytes) -> str:
-    """A string literal."""
+    """Return a string literal."""
     lines = (code[at : at + _LINE] for at in range(0, len(code), _LINE))
     return "".join('\n  "' + "".join(map(_TEXT.__getitem__, line)) + '"' for line in lines)
 

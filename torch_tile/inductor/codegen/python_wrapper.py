@@ -57,7 +57,7 @@ def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def meta_of(x: Any) -> TensorMeta:
-    """The form of an input."""
+    """Return the form of an input."""
     from torch._inductor.virtualized import V
 
     found = strided_view(x)

@@ -38,7 +38,7 @@ def _fuse(context: Context, node: Node, kernel: JITKernel) -> None:
         return
     region, out = found
     rewrite = Rewrite(out)
-    aux, kinds, text = epilogue.write(region, out, rewrite)
+    aux, kinds, text = epilogue.write_program(region, out, rewrite)
     with context.missing("own_kernel", node):
         if why := _refusal(kernel, kinds, text, aux, dtype(out)):
             rewrite.discard()

@@ -103,7 +103,7 @@ class Row:
 
     @property
     def source(self) -> Frame | None:
-        """The innermost line of the model that the subgraph comes from."""
+        """Return the innermost line of the model that the subgraph comes from."""
         return self.frames[-1] if self.frames else None
 
 

@@ -24,7 +24,7 @@ from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention.fused_backward import fused_tiling, launch as launch_fused
-from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.operands import Rows, load, operands_of, prepare_operands
 from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks, seen_by
 from torch_tile.kernels.attention.sequences import (
     DENSE,
@@ -533,7 +533,7 @@ def query_gradients(config: Config, spec: Spec) -> Any:
             queries = Rows(
                 span.first, span.length, span.queries, False, span.sequence, head, member, groups, span.q_offset
             )
-            held = hold(spec.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
+            held = prepare_operands(spec.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
             row_lse = T.alloc_fragment((rows,), accum)
 
@@ -696,7 +696,7 @@ def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", 
                 p_rounded = alloc_probs((rows, queries), spec.dtype)
                 dv_acc = T.alloc_fragment((rows, spec.tile_dv), accum)
                 T.clear(dv_acc)
-            held = hold(spec.operands, operands[: len(spec.operands)], (queries, rows), config.tiled, None)
+            held = prepare_operands(spec.operands, operands[: len(spec.operands)], (queries, rows), config.tiled, None)
 
             first, end = query_blocks(spec, config, first_key, span.q_offset, window, span.queries)
             for member in T.serial(groups) if spec.grouped else (0,):

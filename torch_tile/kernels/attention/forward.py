@@ -20,7 +20,7 @@ from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
-from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.operands import Rows, load, operands_of, prepare_operands
 from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
     GAIN,
@@ -277,7 +277,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 here = Rows(
                     span.first, span.length, span.queries, packed, span.sequence, head, member, members, span.q_offset
                 )
-                held = hold(
+                held = prepare_operands(
                     spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here
                 )
                 mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]

@@ -230,7 +230,7 @@ class ConsumerWarpgroup:
 
     @property
     def own(self) -> slice:
-        """The warpgroup's half of the block's keys, and of dq."""
+        """Return the warpgroup's half of the block's keys, and of dq."""
         return slice(self.index * HALF, (self.index + 1) * HALF)
 
     @T.macro

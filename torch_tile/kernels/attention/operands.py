@@ -38,7 +38,7 @@ class Operand:
 
     @property
     def stored(self) -> torch.dtype:
-        """The dtype in memory: bytes for bool, as compilers vectorise their comparison with 0."""
+        """Return the dtype in memory: bytes for bool, as compilers vectorise their comparison with 0."""
         return torch.uint8 if self.dtype == torch.bool else self.dtype
 
     @property
@@ -159,11 +159,13 @@ def _at(spec: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 @T.macro
-def hold(
+def prepare_operands(
     specs: Sequence[Operand], tensors: Sequence[Any], shape: tuple[int, int], tiled: bool, here: Rows | None
 ) -> Any:
-    """Prepare operands for blocks of `shape` (rows, keys). Values that are the same for all keys are loaded now, for
-    the rows `here`. With `tiled`, allocate tiles that `load` fills where tiles are possible.
+    """Prepare operands of scores for blocks of `shape` (rows, keys): load those of rows, allocate tiles for others.
+
+    Values that are the same for all keys are loaded now, for the rows `here`. With `tiled`, tiles that `load` fills are
+    allocated where they are possible.
     """
     held = []
     for spec, x in zip(specs, tensors, strict=True):

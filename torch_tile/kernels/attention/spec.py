@@ -128,7 +128,7 @@ class Spec:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The operands of scores: the mask, if there is one, and the operands of `score`."""
+        """Return the operands of scores: the mask, if there is one, and the operands of `score`."""
         return self.aux if self.mask is None else (self.mask, *self.aux)
 
     def operand_tiles(self, config: Config) -> list[Tile]:
@@ -147,12 +147,12 @@ class Spec:
 
     @property
     def program(self) -> Epilogue:
-        """The program that turns a scaled product into a score, as a multiple of `unit`."""
+        """Return the program that turns a scaled product into a score, as a multiple of `unit`."""
         return split_gain(self.score)[0] if self.folded else parse(self.score)
 
     @property
     def sloped(self) -> Sloped:
-        """The program with the slopes that gradients need."""
+        """Return the program of scores with their derivatives in the product and the kept operands."""
         return slopes_of(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
 
     def slope(self, name: str) -> str | float:
@@ -161,7 +161,7 @@ class Spec:
 
     @property
     def slopes(self) -> list[str | float]:
-        """The distinct slopes, the product's first."""
+        """Return the distinct slopes, the product's first."""
         return list(dict.fromkeys(map(self.slope, ("acc0", *self.keep))))
 
     @property

@@ -97,7 +97,7 @@ class Config:
 
     @property
     def each_row(self) -> tuple[int, ...]:
-        """The numbers of a box's rows."""
+        """Return the numbers of a box's rows."""
         return tuple(range(self.rows))
 
     @property

@@ -84,7 +84,7 @@ class Function:
     truth: bool = False
 
     def spellings(self) -> tuple[Spelling, ...]:
-        """The ATen operators that compute the function."""
+        """Return the ATen operators that compute the function."""
         return tuple(x if isinstance(x, Spelling) else Spelling(x, self._plain) for x in self.aten)
 
     def _plain(self, *operands: Any, **others: Any) -> Call | None:

@@ -88,7 +88,7 @@ class Fields:
 
     @property
     def place(self) -> int:
-        """The place of a field's lowest bit in its byte."""
+        """Return the place of a field's lowest bit in its byte."""
         return (8 if self.below == self.half else 7) - self.bits
 
     @property

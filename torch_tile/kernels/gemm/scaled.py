@@ -167,7 +167,7 @@ class Spec:
 
     @property
     def sums(self) -> torch.dtype:
-        """The dtype in which runs of 128 columns are summed."""
+        """Return the dtype in which runs of 128 columns are summed."""
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:

@@ -36,7 +36,7 @@ class CrossEntropyBackwardArgs(NamedTuple, Generic[V]):
 
     @property
     def forward(self) -> CrossEntropyArgs[V]:
-        """The arguments of the loss."""
+        """Return the arguments of the loss."""
         return CrossEntropyArgs(*(getattr(self, name) for name in CrossEntropyArgs._fields))
 
 
@@ -72,5 +72,5 @@ class LinearCrossEntropyGradientsArgs(NamedTuple, Generic[V]):
 
     @property
     def forward(self) -> LinearCrossEntropyArgs[V]:
-        """The arguments of the loss."""
+        """Return the arguments of the loss."""
         return LinearCrossEntropyArgs(*(getattr(self, name) for name in LinearCrossEntropyArgs._fields))

@@ -68,7 +68,7 @@ class Config:
 
     @property
     def alignment(self) -> int:
-        """The number of logits of which row lengths and row strides are multiples."""
+        """Return how many logits divide every row length and row stride."""
         return self.vector if self.is_gpu else 1
 
     @property
@@ -376,7 +376,7 @@ def gradient_rows(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
-    """`loss[r]` of row r; `grad[r]` times its gradient takes the place of the logits, which were maybe capped softly.
+    """Compute `loss[r]` of row r, and replace its logits, which may be capped softly, by `grad[r]` times its gradient.
 
     The second reading of a row finds it in the cache. The class's logit is read before anything is written. Each step
     loads all pieces before it stores any. The compiler of CUDA moves no load before a store to the same tensor.

@@ -40,14 +40,14 @@ def linear_logits(
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tile.linear_cross_entropy` in plain torch. Takes the arguments of `LinearCrossEntropyArgs`."""
+    """Compute `tile.linear_cross_entropy` in plain torch. Takes the arguments of `LinearCrossEntropyArgs`."""
     args: LinearCrossEntropyArgs[torch.Tensor] = LinearCrossEntropyArgs(*given, **named)
     logits, _ = linear_logits(args.hidden, args.weight, args.bias, args.softcap)
     return rows.loss_reference(logits, args.target, *_options(args))
 
 
 def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`tile.linear_cross_entropy_gradients` in plain torch, of the arguments of `LinearCrossEntropyGradientsArgs`."""
+    """Compute `tile.linear_cross_entropy_gradients` in plain torch, of its arguments."""
     args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
     grad, hidden, weight, bias = args.grad, args.hidden, args.weight, args.bias
     logits, cap_slope = linear_logits(hidden, weight, bias, args.softcap)

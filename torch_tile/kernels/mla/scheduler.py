@@ -183,7 +183,7 @@ class WorkItems:
 
     @property
     def count(self) -> Any:
-        """The number of units."""
+        """Return the number of units."""
         return self.schedule.shape[0] - self.batch
 
     def pieces(self, unit: Any) -> Any:

@@ -21,7 +21,7 @@ AT_ONCE = 16  # chunks
 
 
 def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`tile.group_tokens` in plain torch."""
+    """Compute `tile.group_tokens` in plain torch."""
     flat = experts.reshape(-1)
     known = torch.where((flat >= 0) & (flat < count), flat, count)
     order = known.sort(stable=True).indices

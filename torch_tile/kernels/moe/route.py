@@ -47,13 +47,13 @@ class Config:
 
 
 def scores_of(logits: torch.Tensor, score: str) -> torch.Tensor:
-    """The scores of a router's logits, in the dtype of sums."""
+    """Return the scores of a router's logits, in the dtype of sums."""
     x = logits.to(compute_dtype(logits.dtype))
     return x.softmax(-1) if score == "softmax" else x.sigmoid()
 
 
 def weights_of(scores: torch.Tensor, experts: torch.Tensor, normalise: bool, scale: float) -> torch.Tensor:
-    """The weights of the chosen experts, from the scores of all."""
+    """Return the weights of the chosen experts, from the scores of all."""
     weights = scores.gather(-1, experts.long())
     return (weights / (weights.sum(-1, keepdim=True) + TINY) if normalise else weights) * scale
 

@@ -195,7 +195,7 @@ class _Check(Rewriter):
 
     @property
     def parted(self) -> Expr | None:
-        """The condition of the innermost branch or loop around that only some threads enter; None if all do."""
+        """Return the condition of the innermost branch or loop around that only some threads enter; None if all do."""
         return self.guards[-1].condition if self.guards else None
 
     def _report_divergent(self, one: Stmt, what: str) -> None:
@@ -524,10 +524,10 @@ def check_limits(program: Program, build: Build) -> Program:
 
 def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
     """Return all errors of a kernel's limits."""
-    return [*_threads(kernel, build), *_grid(kernel, build), *_tiles(kernel, build)]
+    return [*_check_threads(kernel, build), *_check_grid(kernel, build), *_check_tiles(kernel, build)]
 
 
-def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
+def _check_tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
     """Report tiles allocated inside T.Parallel.
 
     A tile belongs to the whole block, while iterations of T.Parallel are divided among its threads.
@@ -589,7 +589,7 @@ def _endless_waits(kernel: Kernel) -> list[Diagnostic]:
     return [diagnose("endless_wait", span, buffer=buffer.name) for buffer, span in lost.items()]
 
 
-def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
+def _check_threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
     """Report a block of more threads than a GPU runs."""
     count = math.prod(kernel.threads)
     if count <= MOST_THREADS:
@@ -598,7 +598,7 @@ def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
     return [_refusal(kernel, f"a block of {count} threads", fix, build)]
 
 
-def _grid(kernel: Kernel, build: Build) -> list[Diagnostic]:
+def _check_grid(kernel: Kernel, build: Build) -> list[Diagnostic]:
     """Report a grid of more blocks than a GPU runs."""
     sizes = [int(n.value) if isinstance(n, Const) else 1 for n in kernel.grid]
     all_of_x, most = GRID_LIMITS[:2]

@@ -56,7 +56,7 @@ class Scopes:
 
     @property
     def ranges(self) -> Ranges:
-        """The ranges of values at this place; computed when asked for."""
+        """Return the ranges of values at this place; computed when asked for."""
         while len(self._ranges) <= len(self._steps):
             self._ranges.append(self._steps[len(self._ranges) - 1](self._ranges[-1]))
         return self._ranges[-1]

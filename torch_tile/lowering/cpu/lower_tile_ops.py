@@ -177,7 +177,7 @@ class _InPlace(Rewriter):
             if isinstance(one, Copy) and self.may_stay(one):
                 product = _next_product(new.stmts[at + 1 :], one.dst.buffer)
                 if product is not None:
-                    _read_source(stmts, at, stmts.index(product), one, product)
+                    _read_source_directly(stmts, at, stmts.index(product), one, product)
         return new if all(a is b for a, b in zip(stmts, new.stmts, strict=True)) else replace(new, stmts=tuple(stmts))
 
     def may_stay(self, copy: Copy) -> bool:
@@ -219,8 +219,8 @@ def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
     return None
 
 
-def _read_source(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
-    """Insert the product's two forms, and the copy for one of them, into the list."""
+def _read_source_directly(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
+    """Let the product read the copy's source where that lies in its buffer; elsewhere copy, and read the tile."""
     inside = conjunction(_bounds(copy.src))
     direct = replace(product, B=copy.src)
     stmts[at] = If(unary("not", inside), Block((copy,)), NOTHING, span=copy.span)

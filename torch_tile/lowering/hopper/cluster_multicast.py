@@ -44,18 +44,18 @@ class Sharers:
 
     @property
     def count(self) -> int:
-        """The number of blocks, this one included."""
+        """Return the number of blocks, this one included."""
         return len({place for axes in self.axes for place in _around(self.kernel, axes)})
 
     @property
     def blocks(self) -> Expr:
-        """A bit mask of the blocks, one bit for each block of the cluster."""
+        """Return a bit mask of the blocks, one bit for each block of the cluster."""
         masks = (self._mask(axes) for axes in sorted(self.axes))
         return functools.reduce(lambda a, b: binary("|", a, b), masks)
 
     @property
     def number(self) -> Expr:
-        """The index of this block among the blocks along the axes."""
+        """Return the index of this block among the blocks along the axes."""
         (axes,) = self.axes
         return self._sum(axes, [self.kernel.cluster[a] for a in axes])
 

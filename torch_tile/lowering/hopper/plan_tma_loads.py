@@ -66,7 +66,7 @@ class Body:
 
     @property
     def loops(self) -> list[For]:
-        """The loops around the body and its own, outermost first."""
+        """Return the loops around the body and its own, outermost first."""
         above = [] if self.outer is None else self.outer.loops
         return above if self.loop is None else [*above, self.loop]
 
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The prefix for the names of the group's barriers."""
+        """Return the prefix for the names of the group's barriers."""
         return "_".join(t.name for t in self.tiles)
 
 
@@ -99,7 +99,7 @@ class Loads:
 
     @property
     def copies(self) -> IdSet[Copy]:
-        """The copies that the producer warps make."""
+        """Return the copies that the producer warps make."""
         tiles = IdMap((t, g.body) for g in self.groups for t in g.tiles)
         return IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 

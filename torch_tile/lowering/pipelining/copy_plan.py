@@ -31,7 +31,7 @@ class Branch:
 
     @property
     def condition(self) -> Expr:
-        """The condition that holds in the branch."""
+        """Return the condition that holds in the branch."""
         return self.node.condition if self.holds else unary("not", self.node.condition)
 
 
@@ -68,7 +68,7 @@ class Filling:
 
     @property
     def converts(self) -> str:
-        """The reason that the load converts its elements; "" if it does not."""
+        """Return the reason that the load converts its elements; "" if it does not."""
         types = [str(b.dtype) for b in (self.sources[0], self.region.buffer)]
         return "" if types[0] == types[1] else f"it converts {types[0]} to {types[1]} on its way"
 
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def moves(self) -> list[Move]:
-        """All copies that run ahead."""
+        """Return all copies that run ahead."""
         return [m for group in self.groups for m in group]
 
 

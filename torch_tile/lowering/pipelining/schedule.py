@@ -32,7 +32,7 @@ class Item:
 
     @property
     def tiles(self) -> list[Buffer]:
-        """The tiles that a group fills."""
+        """Return the tiles that a group fills."""
         return [filled(m.stmt) for m in self.moves] if self.is_group else []
 
 
@@ -46,7 +46,7 @@ class Schedule:
 
     @property
     def staged(self) -> list[Buffer]:
-        """The tiles with versions, in the order of their copies."""
+        """Return the tiles with versions, in the order of their copies."""
         return list(dict.fromkeys(tile for item in self.items for tile in item.tiles))
 
 

@@ -67,7 +67,7 @@ class Access:
 
     @cached_property
     def landed(self) -> Access:
-        """The access once a wait has completed it: no longer asynchronous."""
+        """Return the access once a wait has completed it: no longer asynchronous."""
         return self.with_(asynchronous=False)
 
     @cached_property
@@ -87,13 +87,13 @@ class Access:
 
     @cached_property
     def key(self) -> Hashable:
-        """A key that accesses of one node to the same places share."""
+        """Return a key that accesses of one node to the same places share."""
         made = self.origin, self.buffer, self.kind, self.count, structure(self.indices), self.loops
         return *made, self.in_warp, self.arrived, self.level, self.met
 
     @cached_property
     def symbols(self) -> frozenset[Var | Buffer]:
-        """The variables and buffers in indices and conditions, without the variables of the access's own loops."""
+        """Return variables and buffers in indices and conditions, without the variables of the access's own loops."""
         used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
         return used.difference(*(loop.vars for loop in self.loops))
 
@@ -303,7 +303,7 @@ class _Table:
 
     @property
     def of_warps(self) -> _Table:
-        """The same places, with the warp at each."""
+        """Return the same places, with the warp at each."""
         return replace(self, thread=self.thread // WARP)
 
     def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:

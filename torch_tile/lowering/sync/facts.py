@@ -88,7 +88,7 @@ class BarrierGroups:
 
     @cached_property
     def free(self) -> list[int]:
-        """The barrier numbers that the author does not use."""
+        """Return the barrier numbers that the author does not use."""
         calls = list(find(self.kernel, Call))
         taken = {option(call) for call in calls if _is_numbered(call)}
         iterations = (call for call in calls if call.name == "turn_take")

@@ -74,7 +74,7 @@ class Group:
 
     @property
     def key(self) -> Hashable:
-        """A key that equal groups share."""
+        """Return a key that equal groups share."""
         return self.count, self.splits, frozenset(self.before.values())
 
     def meets(self, call: Call, splits: int) -> bool:

@@ -44,7 +44,7 @@ class State:
 
     @property
     def key(self) -> Hashable:
-        """A key that states with the same accesses share."""
+        """Return a key that states with the same accesses share."""
         return frozenset(self.since.values()), frozenset(self.flying.values()), self.used, self.wrote
 
     def copy(self) -> State:

@@ -59,7 +59,7 @@ class Life:
 
     @property
     def size(self) -> int:
-        """The size of the buffer in bytes."""
+        """Return the size of the buffer in bytes."""
         return shared_size(self.buffer)
 
     def conflicts(self, other: Life) -> bool:

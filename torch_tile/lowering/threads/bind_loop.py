@@ -55,7 +55,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     layout = layout_of(nest, ctx)
     updated = [e.buffer for e in find(loop.body, Address) if e.buffer.scope == "fragment"]
     elsewhere = [*misplaced(nest, layout, Layouts()), *updated]
-    staged = elsewhere or _of_single_threads(nest, layout, ctx)
+    staged = elsewhere or _find_copy_conflicts(nest, layout, ctx)
     if not staged:
         _remark_order(nest, layout, ctx)
         return _Binder(nest, layout, ctx).statements()
@@ -109,8 +109,8 @@ def is_overwritten(fragment: Buffer, nest: Nest) -> bool:
     )
 
 
-def _of_single_threads(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
-    """Return the fragments to stage because threads that hold copies of an element would conflict in memory.
+def _find_copy_conflicts(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+    """Find the fragments to stage: threads that hold copies of one element would conflict in memory.
 
     All these threads run the iteration for its fragments, but one thread makes its stores and updates. The other
     threads would read memory before or after that, in no fixed order.

@@ -223,7 +223,7 @@ def dequant_gemm(
     dtype: torch.dtype,
     format: str = "",
 ) -> Tensor:
-    """`gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
+    """Compute `gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
 
     `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),
     rounded to a's dtype at most once, before the product. With a format, `w = table[b] * scale`, and numbers of the

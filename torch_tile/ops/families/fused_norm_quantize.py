@@ -67,7 +67,7 @@ def fused_norm_quantize(
     group: int = 128,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An RMS norm (layer norm if `centred`), rounded to float8 or int8 with a scale for each run of columns.
+    """Compute an RMS norm, or a layer norm if `centred`, rounded to float8 or int8 by runs of columns.
 
     `s = prologue(x)`, `y = epilogue(normalise(s))`, and values and scales are `quantize_fp8(y, group, out_dtype)`
     (`quantize_int8` for int8). An RMS norm with a weight is `aux=[weight]`, `kinds="r"`,

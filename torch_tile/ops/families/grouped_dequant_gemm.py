@@ -76,7 +76,7 @@ def grouped_dequant_gemm(
     dtype: torch.dtype,
     format: str = "",
 ) -> Tensor:
-    """`dequant_gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538).
+    """Compute `dequant_gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538).
 
     `epilogue(a[rows of g] @ w0[g].T, a[rows of g] @ w1[g].T, ..., aux)` for each group g, with weights widened as
     `dequant_gemm` does. MXFP4 experts, as gpt-oss has them, are of format "e2m1" with scales of float8_e8m0fnu for runs

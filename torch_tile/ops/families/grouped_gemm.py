@@ -133,7 +133,7 @@ def grouped_gemm(
     *,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538, arXiv:2211.15841).
+    """Compute `gemm` of runs of rows with a matrix each: experts of a mixture (arXiv:1701.06538, arXiv:2211.15841).
 
     `epilogue(a[rows of g] @ bs[0][g], a[rows of g] @ bs[1][g], ..., aux)` for each group g.
 
@@ -209,7 +209,7 @@ def _flops_by_k(args: KGroupedGemmArgs[Shape]) -> int:
 
 
 def k_grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """`a[rows of g].T @ b[rows of g]` for each group g: the gradients of the matrices of `grouped_gemm`.
+    """Compute `a[rows of g].T @ b[rows of g]` for each group g: the gradients of the matrices of `grouped_gemm`.
 
     Args:
         a: `[S, M]`, rows sorted by their group.

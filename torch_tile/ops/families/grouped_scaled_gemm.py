@@ -71,7 +71,7 @@ def grouped_scaled_gemm(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """`scaled_gemm` of runs of rows with a matrix each: `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)`.
+    """Compute `scaled_gemm` of runs of rows: `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)`.
 
     Sums are those of `scaled_gemm` (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
 

@@ -84,7 +84,7 @@ def masked_scaled_gemm(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """`scaled_gemm` of each group of rows with its own matrix, for the first `counts[g]` of a group's M rows.
+    """Compute `scaled_gemm` of each group of rows with its own matrix, for the first `counts[g]` of a group's M rows.
 
     This is the layout of experts in decoding, where a CUDA graph fixes M. Sums are those of `scaled_gemm`
     (DeepSeek-V3, arXiv:2412.19437, 3.3.2). Tiles without rows that count are not multiplied.

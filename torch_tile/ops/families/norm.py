@@ -47,7 +47,7 @@ class AddRmsNormArgs(NamedTuple, Generic[V]):
 
     @property
     def norm(self) -> RmsNormArgs[V]:
-        """The arguments of the norm alone, of x."""
+        """Return the arguments of the norm alone, of x."""
         return RmsNormArgs(*(getattr(self, name) for name in RmsNormArgs._fields))
 
 

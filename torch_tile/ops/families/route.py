@@ -60,7 +60,7 @@ def _save(ctx: Any, args: RouteArgs[Tensor], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    """The choice is constant: weights are differentiated for the experts that were chosen."""
+    """Return the choice is constant: weights are differentiated for the experts that were chosen."""
     logits, experts = ctx.saved_tensors
 
     def computed(logits: Tensor) -> tuple[Tensor]:

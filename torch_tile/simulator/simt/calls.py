@@ -83,7 +83,7 @@ class Calls:
 
     @property
     def order(self) -> VectorClock:
-        """The vector clock of a kernel in which roles or engines work at the same time."""
+        """Return the vector clock of a kernel in which roles or engines work at the same time."""
         assert isinstance(self.clock, VectorClock)
         return self.clock
 

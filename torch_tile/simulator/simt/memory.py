@@ -271,7 +271,7 @@ class Tile(Memory):
 
     @property
     def start(self) -> int:
-        """The byte address of the first element in the running block's shared memory."""
+        """Return the byte address of the first element in the running block's shared memory."""
         return self.offset + self.threads.block * self.shared.of_block
 
     def note(self, first: Array, size: int, ids: Array, how: str, span: Span | None) -> None:
@@ -495,7 +495,7 @@ class Local(Memory):
         return np.broadcast_to(found, self.written.shape)
 
     def need(self, there: Array, span: Span | None) -> None:
-        """Report reads of registers, each of which is `there` or not.
+        """Report the reads of registers that were never written: those that are not `there`.
 
         Statements without a line are the compiler's own moves: they may move what nothing was written to.
         """

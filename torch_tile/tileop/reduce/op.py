@@ -217,7 +217,7 @@ class Extremum(Reduce):
 
     @property
     def fold(self) -> str:
-        """The kind of fold, or its variant that ignores NaN."""
+        """Return the kind of fold, or its variant that ignores NaN."""
         floats = self.src.buffer.dtype.is_float or self.dst.buffer.dtype.is_float
         return self.kind if self.nan_propagate or not floats else WITHOUT_NAN[self.kind]
 

@@ -354,7 +354,7 @@ def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
     region, out = epilogue.region_of(seed, ordered(context.graph), joins)
     epilogue.tell_wordless(context, "dequant", out)
     rewrite = Rewrite(out)
-    aux, kinds, text = epilogue.write(region, out, rewrite)
+    aux, kinds, text = epilogue.write_program(region, out, rewrite)
     found = [weights[p] for p in region.products]
     bs = [w.operand(rewrite) for w in found]
     scales = [s for w in found if (s := w.scale(rewrite)) is not None]

@@ -73,7 +73,7 @@ class Region:
 
     @property
     def values(self) -> set[Node]:
-        """All products and ops of the region."""
+        """Return all products and ops of the region."""
         return {*self.products, *self.ops}
 
     def escaping(self) -> list[Node]:
@@ -358,8 +358,8 @@ class Writer:
         return call.reduce(lambda x: self._name(x, node), lambda function, words: self._say(function, *words))
 
 
-def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
-    """Return the auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
+def write_program(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
+    """Write a region as an epilogue: its operands in the shapes of their kinds, the kinds, and the text for `out`."""
     writer = Writer(region)
     text = canonical(writer.text(out))
     first = region.products[0]  # columns of a product lose its batches: its rows are those of the left operand

@@ -71,7 +71,7 @@ def replace(context: Context, seed: Node, offsets: Callable[[Rewrite], Node] | N
     region, out = region_of(seed, ordered(context.graph))
     epilogue.tell_wordless(context, family, out)
     rewrite = Rewrite(out)
-    aux, kinds, text = epilogue.write(region, out, rewrite)
+    aux, kinds, text = epilogue.write_program(region, out, rewrite)
     bs = [epilogue.right(p) for p in region.products]
     if seed not in region.products:
         bs = [column_slices.columns_of(b, p, rewrite) for b, p in zip(bs, region.products, strict=True)]

@@ -108,7 +108,7 @@ def _replace(context: Context, node: Node, product: Product) -> None:
     region, out = epilogue.region_of(node, ordered(context.graph), lambda other: False)
     epilogue.tell_wordless(context, "scaled", out)
     rewrite = Rewrite(out)
-    aux, kinds, text = epilogue.write(region, out, rewrite)
+    aux, kinds, text = epilogue.write_program(region, out, rewrite)
     if product.bias is not None:
         first = f"{BIASED}=add(acc0,x{len(aux)})"
         text = f"{first};{re.sub(r'acc0', BIASED, text or 'ret acc0')}"

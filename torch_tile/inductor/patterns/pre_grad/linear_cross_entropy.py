@@ -82,7 +82,7 @@ def head_of(loss: Node, logits: Any) -> Head | None:
 
 
 def _readers(node: Node) -> list[Node]:
-    """The users that read a tensor's values, not its shape."""
+    """Return the users that read a tensor's values, not its shape."""
     return [user for user in node.users if is_tensor(user) or user.op == "output"]
 
 
