@@ -335,8 +335,31 @@ def store_rows(s: Any, tile: Any, out: Any, place: tuple[Any, ...]) -> None:
 
 
 @T.macro
+def multiply(a: Any, row: Any, at: Any, b: Any, first: Any, column: Any, depth: int, shape: tuple[int, int]) -> Any:
+    """Return elements of a product, by rows, for one thread: rows of `a` from (row, at) on, columns of `b` from (first,
+    column) on. Both are in shared memory, and are loaded by vectors.
+    """
+    (tall, wide), run = shape, min(4, depth)
+    total = T.alloc_local((tall * wide,), a.dtype)
+    left, right = T.alloc_local((tall * run,), a.dtype), T.alloc_local((run * wide,), a.dtype)
+    for n in tuple(range(tall * wide)):
+        total[n] = 0.0
+    for k in T.serial(depth // run):
+        for m in tuple(range(tall)):
+            for n in T.vectorized(run):
+                left[m * run + n] = a[row + m, at + k * run + n]
+        for m in tuple(range(run)):
+            for n in T.vectorized(wide):
+                right[m * wide + n] = b[first + k * run + m, column + n]
+        for m in tuple(range(run)):
+            for n in tuple(range(tall * wide)):
+                total[n] += left[n // wide * run + m] * right[m * wide + n % wide]
+    return total
+
+
+@T.macro
 def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
-    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
+    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; what is above it has no effect.
 
     Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
     give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`. `lower` is overwritten.
@@ -346,36 +369,29 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
         inverse[i, j] = 0.0
     for c in T.Parallel(size):
         begin, column = c // base * base, T.alloc_local((base,), dtype)
+        row, run = T.alloc_local((base,), dtype), min(4, base)
         for i in tuple(range(base)):  # Python's numbers: the column stays in registers
+            for m in tuple(range(0, i, run)):
+                for n in T.vectorized(run):
+                    row[m + n] = lower[begin + i, begin + m + n]
             column[i] = T.if_then_else(begin + i == c, 1.0, 0.0)
             for j in tuple(range(i)):
-                column[i] -= lower[begin + i, begin + j] * column[j]
+                column[i] -= row[j] * column[j]
             inverse[begin + i, c] = column[i]
     half, tall, wide = base, min(4, base), min(2, base)  # a thread computes tall x wide elements of a product at once
     while half < size:
         for i, j in T.Parallel(size // 2 // tall, half // wide):
             begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
-            total = T.alloc_local((tall * wide,), dtype)
-            for n in tuple(range(tall * wide)):
-                total[n] = 0.0
-            for k in T.serial(half):
-                for n in tuple(range(tall * wide)):
-                    left = lower[begin + half + row + n // wide, begin + k]
-                    total[n] += left * inverse[begin + k, begin + column + n % wide]
+            total = multiply(lower, begin + half + row, begin, inverse, begin, begin + column, half, (tall, wide))
             for n in tuple(range(tall * wide)):
                 scratch[i * tall + n // wide, column + n % wide] = total[n]
         for i, j in T.Parallel(size // 2 // tall, half // wide):
             begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
-            total = T.alloc_local((tall * wide,), dtype)
-            for n in tuple(range(tall * wide)):
-                total[n] = 0.0
-            for k in T.serial(half):
-                for n in tuple(range(tall * wide)):
-                    left = inverse[begin + half + row + n // wide, begin + half + k]
-                    total[n] -= left * scratch[i * tall - row + k, column + n % wide]
+            at = begin + half
+            total = multiply(inverse, at + row, at, scratch, i * tall - row, column, half, (tall, wide))
             # Not to `inverse`, which the loop reads: threads would have to take turns. L is no longer needed.
             for n in tuple(range(tall * wide)):
-                lower[begin + half + row + n // wide, begin + column + n % wide] = total[n]
+                lower[at + row + n // wide, begin + column + n % wide] = -total[n]
         for i, j in T.Parallel(size // 2, half):
             row, column = i // half * 2 * half + half + i % half, i // half * 2 * half + j
             inverse[row, column] = lower[row, column]
