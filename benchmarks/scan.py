@@ -56,7 +56,7 @@ SSD_ON_GPU = Shape(1, 8192, 64, 128, 64, quick=True), Shape(8, 2048, 64, 128, 64
 DELTA_ON_GPU = Shape(1, 4096, 16, 128, 128, quick=True), Shape(4, 2048, 32, 128, 128)
 SSD_ON_CPU = Shape(1, 300, 4, 32, 16, quick=True), Shape(1, 2000, 4, 64, 64)
 DELTA_ON_CPU = Shape(1, 300, 4, 32, 32, quick=True), Shape(1, 2000, 4, 64, 64)
-SSD_KINDS = {"chunk_state": 2.0, "chunk_scan": 2.2, "forward": 1.0, "with gradients": 1.5}
+SSD_KINDS = {"chunk_state": 2.2, "chunk_scan": 2.0, "forward": 1.0, "with gradients": 1.5}
 DELTA_KINDS = {"forward": 2.0, "gradients": 1.5, "with gradients": 1.0}
 
 

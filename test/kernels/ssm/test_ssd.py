@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,12 @@ from torch_tile.kernels.ssm import update
 from torch_tile.kernels.ssm.args import GRADIENTS
 from torch_tile.kernels.ssm.ssd import (
     Config,
+    Work,
     config_for,
     config_of_scan,
     config_of_states,
     gradient_reference,
+    heads_of,
     reference,
     ssd_chunk_scan,
     ssd_chunk_scan_backward,
@@ -208,20 +211,29 @@ def test_chunks_on_gpus():
     machine = Machine(Target("cuda", 90), 132)
     assert [config_for(torch.bfloat16, n, machine).chunk for n in (5, 700, 8192)] == [64, 128, 256]
     config = config_for(torch.bfloat16, 8192, machine)
-    of_states = [config_of_states(config, torch.bfloat16, n, 8, machine) for n in (64, 128)]
-    assert [(c.state_tile, c.heads) for c in of_states] == [(64, 2), (128, 2)]
-    assert config_of_states(config, torch.bfloat16, 128, 1, machine).heads == 1
-    assert config_of_states(replace(config, chunk=config.step), torch.bfloat16, 128, 8, machine).heads == 1
-    assert config_of_states(config, torch.float32, 128, 8, machine) is config
+    many = Work(64, 10**6)
+    of_states = [config_of_states(config, torch.bfloat16, n, many, machine) for n in (64, 128)]
+    assert [(c.state_tile, c.heads) for c in of_states] == [(64, 4), (128, 4)]
+    assert config_of_states(config, torch.bfloat16, 128, Work(1, 10**6), machine).heads == 1
+    assert config_of_states(config, torch.float32, 128, many, machine) is config
     spec = Spec(torch.bfloat16, vector=8)
-    held = {n: config_of_scan(config, spec, n, 128, machine) for n in (1, 64)}
-    assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (4, 128)]
+    held = {n: config_of_scan(config, spec, 128, Work(n, 10**6), machine) for n in (1, 64)}
+    assert [(c.heads, c.state_tile) for c in held.values()] == [(1, 64), (8, 128)]
     assert [(c.head_stages, c.stages, c.blocks) for c in held.values()][1] == (1, 4, 2)
-    dots = config_of_scan(config, replace(spec, dots=True), 64, 128, machine)
-    assert (dots.heads, dots.stages, dots.blocks) == (4, 2, 4)  # no tiles of values
-    assert config_of_scan(config, spec, 64, 300, machine).heads == 1  # more states than a tile has
-    assert config_of_scan(HELD, Spec(torch.float32), 8, 33, machine).heads == 1
-    assert config_of_scan(config, Spec(torch.bfloat16), 64, 128, machine).heads == 1  # no bulk copies
+    dots = config_of_scan(config, replace(spec, dots=True), 128, many, machine)
+    assert (dots.heads, dots.stages, dots.blocks) == (8, 2, 4)  # no tiles of values
+    assert config_of_scan(config, spec, 300, many, machine).heads == 1  # more states than a tile has
+    assert config_of_scan(HELD, Spec(torch.float32), 33, many, machine).heads == 1
+    assert config_of_scan(config, Spec(torch.bfloat16), 128, many, machine).heads == 1  # no bulk copies
+
+
+def test_heads_of_a_block_leave_each_multiprocessor_two_blocks():
+    machine = Machine(Target("cuda", 90), 132)
+    for members, blocks in itertools.product((2, 7, 64), (1, 256, 512, 1024, 2048, 4096)):
+        heads = heads_of(Work(members, blocks), machine)
+        assert heads == 2 or blocks // heads >= 1.8 * machine.num_sms
+        assert heads == 8 or blocks // (2 * heads) < 1.8 * machine.num_sms
+    assert heads_of(Work(1, 4096), machine) == 1
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     begin_state,
     chunks_of,
     config_for,
+    learn,
     load_rows,
     load_times,
     most_keys,
@@ -128,8 +129,8 @@ def scan_states(config: Config, spec: Spec) -> Any:
     def delta_scan_states(
         k: s.keys("k"),
         v: s.values("v"),
-        decays: s.per_time(),
-        betas: s.per_time(),
+        seen: s.per_time(),
+        left: s.per_time(),
         *others: [*s.starts(), *s.table(), *more, *s.initial()],
         states: s.states(),
         last: s.state_of_sequences(),
@@ -142,15 +143,15 @@ def scan_states(config: Config, spec: Spec) -> Any:
             v_tile = T.alloc_shared((size, columns), spec.dtype)
             state_tile = T.alloc_shared((rows, columns), spec.dtype)
             weighed = T.alloc_shared((size, columns), spec.dtype)
-            own = T.alloc_shared((size,), compute)
-            factor = T.alloc_shared((size,), compute)
+            seen_tile = T.alloc_shared((size,), compute)
+            left_tile = T.alloc_shared((size,), compute)
+            own = T.alloc_shared((size,), compute) if spec.packed else seen_tile
+            factor = T.alloc_shared((size,), compute) if spec.packed else left_tile
             state = T.alloc_fragment((rows, columns), compute)
             said = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
             stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
-            logs = T.alloc_shared((size,), compute)
-            rates = T.alloc_shared((size,), compute)
             if spec.channels:
                 later = T.alloc_shared((size, rows), spec.dtype)
                 keeps = T.alloc_shared((rows,), compute)
@@ -162,8 +163,8 @@ def scan_states(config: Config, spec: Spec) -> Any:
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
-                T.copy(decays[bz, head, first : first + size], logs)
-                T.copy(betas[bz, head, first : first + size], rates)
+                T.copy(seen[bz, head, first : first + size], seen_tile)
+                T.copy(left[bz, head, first : first + size], left_tile)
                 if spec.channels:
                     T.copy(others[at_more][bz, first : first + size, head, 0:rows], later)
                     for i in T.Parallel(rows):
@@ -172,7 +173,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
                 if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
                     T.copy(state, stored)
                 T.copy(stored, states[bz, begin + n, head, 0:rows, at : at + columns])
-                keep = weigh_times(logs, rates, count, own, factor)
+                keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
                 if spec.delta:
                     T.copy(state, state_tile)
                 for i, j in T.Parallel(rows, columns):
@@ -264,8 +265,8 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         q: s.keys("q"),
         k: s.keys("k"),
         v: s.values("v"),
-        decays: s.per_time(),
-        betas: s.per_time(),
+        seen: s.per_time(),
+        left: s.per_time(),
         weights: s.pairs(),
         *others: [*s.pairs_of_delta(), *(s.initial() if segments == 1 else [s.segment_states()])],
         out: s.like_values(),
@@ -278,62 +279,47 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            bz, segment = place // segments, place % segments
-            group, at = head // (s.h // s.g), bx * columns
-            run = T.max(T.ceildiv(slots, segments), 0)  # known not to be negative, as bulk stores ask
+            segment, group, at = place % segments, head // (s.h // s.g), bx * columns
+            bz, begin, chunks = chunks_of(s, None, place // segments, segment, slots)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             q_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
             weight_tile = T.alloc_shared((size, size), spec.dtype)
-            logs = T.alloc_shared((size,), compute)
-            rates = T.alloc_shared((size,), compute)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             out_tile = T.alloc_shared((size, columns), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
-            values = T.alloc_fragment((size, columns), spec.dtype)
             results = T.alloc_fragment((size, columns), spec.dtype)
             errors = T.alloc_fragment((columns, size), spec.dtype)
-            weighed = T.alloc_fragment((columns, size), spec.dtype)
             acc = T.alloc_fragment((columns, size), compute)
-            if spec.delta:
-                inverse = T.alloc_shared((size, size), spec.dtype)
-                said = T.alloc_fragment((columns, size), compute)
-                rest = T.alloc_fragment((columns, size), spec.dtype)
-                found = T.alloc_fragment((columns, size), compute)
+            inverse = T.alloc_shared((size, size), spec.dtype)
+            said = T.alloc_fragment((columns, size), compute)
             if segments == 1:
                 begin_state(s, others, state, (bz, head, at), transposed=True)
             else:
                 T.copy(others[-1][bz, segment, head, at : at + columns, 0:rows], state)
-            for n in T.Pipelined(T.max(T.min(run, slots - segment * run), 0), num_stages=config.stages):
-                first, count = place_of(s, None, segment * run + n)
+            for n in T.Pipelined(chunks, num_stages=config.stages):
+                first, count = place_of(s, None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(q[bz, first : first + size, group, 0:rows], q_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
-                T.copy(decays[bz, head, first : first + size], logs)
-                T.copy(betas[bz, head, first : first + size], rates)
+                T.copy(seen[bz, head, first : first + size], own)
+                T.copy(left[bz, head, first : first + size], factor)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight_tile)
                 T.copy(state, before)
-                keep = weigh_times(logs, rates, count, own, factor)
+                keep = weigh_times(s, own, factor, count, own, factor)
                 if spec.delta:
                     T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
                     T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                T.copy(v_tile, values)
-                if spec.delta:
-                    for i, j in T.Parallel(columns, size):
-                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
-                    T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+                learned, weighed = learn(s, v_tile, inverse, own, factor, said)
                 for i, j in T.Parallel(columns, size):
                     acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, size):
-                    errors[i, j] = T.cast(found[i, j] if spec.delta else values[j, i], spec.dtype)
-                for i, j in T.Parallel(columns, size):
-                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
-                    weighed[i, j] = T.cast(error * factor[j], spec.dtype)
+                    errors[i, j] = T.cast(learned[i, j] if spec.delta else learned[j, i], spec.dtype)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
                 T.gemm(weighed, k_tile, state)
                 for i, j in T.Parallel(columns, size):
@@ -396,15 +382,18 @@ class Chunks:
         dense = *dense, *self.reads
         sizes, vectors = (self.keys, self.values), self.machine.is_gpu
         vector = vector_of((q, k, self.v, *dense), sizes) if vectors else 1
-        self.config = config or config_for(args.v.dtype, self.keys, self.machine, channels, bulk=vector > 1)
+        whole = None if config is None else replace(config, segments=1)
+        self.config = whole or config_for(args.v.dtype, self.keys, self.machine, channels, bulk=vector > 1)
         self.compute = compute_dtype(args.v.dtype)
         self.sequences, size = sequences_of(args), self.config.chunk
         states = self.sequences * self.heads
-        self.scan_config = config or scan_config_for(self.config, self.machine, states, self.values)
+        self.scan_config = whole or scan_config_for(self.config, self.machine, states, self.values)
         packed = args.cu_seqlens is not None
         self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
-        segments = segments_for(self.config, self.machine, states, self.values, self.slots)
-        self.output_config = config or replace(self.config, segments=segments)
+        self.segment_config = self.config
+        if self.config.fused_values and not (packed or channels):
+            segments = segments_for(self.config, self.machine, states, self.values, self.slots)
+            self.segment_config = config or replace(self.config, segments=segments)
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
         self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))
@@ -412,11 +401,11 @@ class Chunks:
         self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
         self.starts = [args.cu_seqlens] if packed else []
         self.table = [q.new_empty((self.slots + 1, 2), dtype=torch.int32)] if packed else []
-        self.decays, self.betas = (self.per_time() for _ in range(2))
+        self.decays, self.betas, self.seen, self.left = (self.per_time() for _ in range(4))
         times = [] if channels else [args.g]
         times += [] if args.beta is None else [args.beta]
-        sizes = self.slots, self.length
-        self.run(sum_decays, *times, *self.starts, *self.table, self.decays, self.betas, *sizes)
+        sums = self.decays, self.betas, self.seen, self.left
+        self.run(sum_decays, *times, *self.starts, *self.table, *sums, self.slots, self.length)
         self.grown_q, self.grown_k, self.later = self.q, self.k, self.k
         self.sums: list[torch.Tensor] = []
         if channels:
@@ -473,10 +462,10 @@ class Chunks:
         """Write outputs and the last state."""
         spec = self.spec
         if self.config.fused_values and not (spec.channels or spec.packed):
-            before, spec = self.initial() if self.output_config.segments == 1 else self.segment_states(inverses)
-            operands = self.q, self.k, self.v, self.decays, self.betas, weights, *inverses, *before
+            before, spec = self.states_before(inverses)
+            operands = self.q, self.k, self.v, self.seen, self.left, weights, *inverses, *before
             results = out, last, self.slots, self.scale
-            self.run(scan_outputs, *operands, *results, spec=spec, config=self.output_config)
+            self.run(scan_outputs, *operands, *results, spec=spec, config=self.segment_config)
             return
         errors, states = self.scan(inverses, last)
         operands = self.grown_q, weights, self.decays, errors, states, *self.table, out
@@ -487,12 +476,14 @@ class Chunks:
         given = self.args.initial_state
         return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
 
-    def segment_states(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
-        """Compute the transposed states before segments, in a list as `initial`."""
-        segments, config, keys, values = self.output_config.segments, self.output_config, self.keys, self.values
+    def states_before(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
+        """Compute the transposed states before segments, in a list as `initial`; of one segment return `initial`."""
+        segments, config, keys, values = self.segment_config.segments, self.segment_config, self.keys, self.values
+        if segments == 1:
+            return self.initial()
         own = self.empty(self.batch, segments - 1, self.heads, values, keys)
         transitions = self.empty(self.batch, segments - 1, self.heads, keys, keys, dtype=self.v.dtype)
-        operands = self.k, self.v, self.decays, self.betas, *inverses
+        operands = self.k, self.v, self.seen, self.left, *inverses
         self.run(scan_segments, *operands, own, transitions, self.slots, config=config)
         out, (initial, spec) = self.empty(self.batch, segments, self.heads, values, keys), self.initial()
         self.run(join_segments, own, transitions, *initial, out, spec=spec, config=config)
@@ -503,7 +494,7 @@ class Chunks:
         errors = [torch.empty_like(self.v, memory_format=torch.contiguous_format)] if inverses else []
         states, (initial, spec) = self.states(), self.initial()
         others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *initial
-        operands = self.grown_k, self.v, self.decays, self.betas, *others, states, last
+        operands = self.grown_k, self.v, self.seen, self.left, *others, states, last
         self.run(scan_states, *operands, spec=spec, config=self.scan_config)
         return errors[0] if errors else self.v, states
 

@@ -57,8 +57,8 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         k: s.keys("k"),
         grad: s.values("grad"),
         weights: s.pairs(),
-        decays: s.per_time(),
-        betas: s.per_time(),
+        seen: s.per_time(),
+        left: s.per_time(),
         *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.initial()],
         dv: s.like_values(),
         behind: s.states(),
@@ -76,16 +76,16 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             own_grad = T.alloc_shared((size, columns), spec.dtype)
             of_errors = T.alloc_shared((size, columns), spec.dtype)
             weighed = T.alloc_shared((both, columns), spec.dtype)
-            own = T.alloc_shared((size,), compute)
-            factor = T.alloc_shared((size,), compute)
+            seen_tile = T.alloc_shared((size,), compute)
+            left_tile = T.alloc_shared((size,), compute)
+            own = T.alloc_shared((size,), compute) if spec.packed else seen_tile
+            factor = T.alloc_shared((size,), compute) if spec.packed else left_tile
             state = T.alloc_fragment((rows, columns), compute)
             added = T.alloc_fragment((rows, columns), compute)
             acc = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
             stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
-            logs = T.alloc_shared((size,), compute)
-            rates = T.alloc_shared((size,), compute)
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
             if spec.channels or not spec.delta:
@@ -110,13 +110,13 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                     T.copy(k[bz, first : first + size, group, 0:rows], later)
                 T.copy(grad[bz, first : first + size, head, at : at + columns], grad_tile)
                 T.copy(weights[bz, first : first + size, head, 0:size], weight)
-                T.copy(decays[bz, head, first : first + size], logs)
-                T.copy(betas[bz, head, first : first + size], rates)
+                T.copy(seen[bz, head, first : first + size], seen_tile)
+                T.copy(left[bz, head, first : first + size], left_tile)
                 T.copy(state, state_tile)
                 if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
                     T.copy(state, stored)
                 T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
-                keep = weigh_times(logs, rates, count, own, factor)
+                keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
                     own_grad[i, j] = T.cast(value, spec.dtype)
@@ -486,7 +486,8 @@ def gated_delta_rule_backward(
     if args.grad_state is not None:
         last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
     places = *chunks.starts, *table, *chunks.later_keys, *inverses, *last
-    operands = chunks.grown_q, chunks.grown_k, grad, weights, *times, *places, dv, behind, of_first, chunks.scale
+    weights_of_times = weights, chunks.seen, chunks.left
+    operands = chunks.grown_q, chunks.grown_k, grad, *weights_of_times, *places, dv, behind, of_first, chunks.scale
     chunks.run(scan_gradients, *operands, spec=spec, config=chunks.scan_config)
     of_queries, outs, ins = chunks.pairs(), chunks.per_time(), chunks.per_time()
     of_keys = [chunks.pairs() for _ in inverses]

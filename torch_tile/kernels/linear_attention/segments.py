@@ -14,7 +14,7 @@ from typing import Any
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, typical
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, place_of, weigh_times
+from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
 
 SHORTEST = 4  # chunks of a segment
 FEWEST, MOST = 4, 16  # segments of a sequence
@@ -58,8 +58,8 @@ def scan_segments(config: Config, spec: Spec) -> Any:
     def delta_scan_segments(
         k: s.keys("k"),
         v: s.values("v"),
-        decays: s.per_time(),
-        betas: s.per_time(),
+        seen: s.per_time(),
+        left: s.per_time(),
         *others: s.pairs_of_delta(),
         own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
         transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
@@ -74,43 +74,28 @@ def scan_segments(config: Config, spec: Spec) -> Any:
             run = T.ceildiv(slots, config.segments)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
-            logs = T.alloc_shared((size,), compute)
-            rates = T.alloc_shared((size,), compute)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             state = T.alloc_fragment((columns, rows), compute)
-            values = T.alloc_fragment((size, columns), spec.dtype)
-            weighed = T.alloc_fragment((columns, size), spec.dtype)
-            if spec.delta:
-                inverse = T.alloc_shared((size, size), spec.dtype)
-                before = T.alloc_fragment((columns, rows), spec.dtype)
-                said = T.alloc_fragment((columns, size), compute)
-                rest = T.alloc_fragment((columns, size), spec.dtype)
-                found = T.alloc_fragment((columns, size), compute)
+            inverse = T.alloc_shared((size, size), spec.dtype)
+            before = T.alloc_fragment((columns, rows), spec.dtype)
+            said = T.alloc_fragment((columns, size), compute)
             for i, j in T.Parallel(columns, rows):
                 state[i, j] = T.if_then_else(row + i == j, 1.0, 0.0)  # of values all are 0, as their rows are below 0
             for n in T.Pipelined(T.max(T.min(run, slots - segment * run), 0), num_stages=config.stages):
                 first, count = place_of(s, None, segment * run + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
-                T.copy(decays[bz, head, first : first + size], logs)
-                T.copy(betas[bz, head, first : first + size], rates)
+                T.copy(seen[bz, head, first : first + size], own)
+                T.copy(left[bz, head, first : first + size], factor)
                 if spec.delta:
                     T.copy(others[0][bz, first : first + size, head, 0:size], inverse)
                     T.copy(state, before)
-                keep = weigh_times(logs, rates, count, own, factor)
-                if spec.delta:
                     T.gemm(before, k_tile, said, transpose_B=True, clear_accum=True)
+                keep = weigh_times(s, own, factor, count, own, factor)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                T.copy(v_tile, values)
-                if spec.delta:
-                    for i, j in T.Parallel(columns, size):
-                        rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], spec.dtype)
-                    T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(columns, size):
-                    error = found[i, j] if spec.delta else T.cast(values[j, i], compute)
-                    weighed[i, j] = T.cast(error * factor[j], spec.dtype)
+                _, weighed = learn(s, v_tile, inverse, own, factor, said)
                 T.gemm(weighed, k_tile, state)
             if bx < tiles:
                 T.copy(state, own_states[bz, segment, head, at : at + columns, 0:rows])

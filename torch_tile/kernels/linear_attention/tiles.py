@@ -241,18 +241,20 @@ def place_of(s: Any, table: Any, slot: Any) -> Any:
 
 
 @T.macro
-def chunks_of(s: Any, starts: Any, sequence: Any) -> Any:
-    """Return the row of the batch with a sequence, its first chunk and the number of its chunks.
+def chunks_of(s: Any, starts: Any, sequence: Any, segment: Any = 0, slots: Any = None) -> Any:
+    """Return a sequence's row in the batch, a segment's first chunk and the number of its chunks.
 
-    Packed sequences have room for one more chunk each than the times before them fill.
+    Packed sequences have room for one more chunk each than the times before them fill. `slots` are the chunks of a row,
+    if no tensor of the kernel says how many.
     """
-    size = s.config.chunk
+    size, slots = s.config.chunk, s.slots if slots is None else slots
     if s.spec.packed:
         begin = T.min(T.max(T.cast(starts[sequence], "int32"), 0), s.length)
         end = T.min(T.max(T.cast(starts[sequence + 1], "int32"), begin), s.length)
         row, slot, count = 0, begin // size + sequence, T.ceildiv(end - begin, size)
     else:
-        row, slot, count = sequence, 0, s.slots
+        run = T.max(T.ceildiv(slots, s.config.segments), 0)  # known not to be negative, as bulk stores ask
+        row, slot, count = sequence, segment * run, T.max(T.min(run, slots - segment * run), 0)
     return row, slot, count
 
 
@@ -283,17 +285,40 @@ def begin_state(s: Any, others: Any, state: Any, place: tuple[Any, ...], transpo
 
 
 @T.macro
-def weigh_times(logs: Any, rates: Any, count: Any, own: Any, factor: Any) -> Any:
+def weigh_times(s: Any, seen: Any, left: Any, count: Any, own: Any, factor: Any) -> Any:
     """Find what each time of a chunk sees of the state before and leaves to the one behind; return what that one keeps.
 
-    logs, rates: decays since the chunk's start, and betas. Times from `count` on see and leave nothing.
+    seen, left: both as `sum_decays` stores them. Packed, `own` and `factor` get them without the next sequence's times.
     """
-    final = logs[T.max(count - 1, 0)]
-    for i in T.Parallel(logs.shape[0]):
-        own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
-        left = T.exp2(T.if_then_else(i < count, final - logs[i], 0.0))
-        factor[i] = T.if_then_else(i < count, left * rates[i], 0.0)
-    return T.alloc_var(logs.dtype, T.exp2(final))
+    if s.spec.packed:
+        for i in T.Parallel(seen.shape[0]):
+            own[i] = T.if_then_else(i < count, seen[i], 0.0)
+            factor[i] = T.if_then_else(i < count, left[i], 0.0)
+    return T.alloc_var(seen.dtype, seen[T.max(count - 1, 0)])
+
+
+@T.macro
+def learn(s: Any, v_tile: Any, inverse: Any, own: Any, factor: Any, said: Any) -> Any:
+    """Find what a chunk learns: errors `[V, C]`, or without the delta rule values `[C, V]`. Return it as it is, and
+    weighed for the transposed state, `[V, C]`.
+
+    said: what the state before says of the values, `[V, C]`.
+    """
+    (size, columns), dtype, compute = v_tile.shape, s.spec.dtype, s.spec.compute
+    values = T.alloc_fragment((size, columns), dtype)
+    weighed = T.alloc_fragment((columns, size), dtype)
+    T.copy(v_tile, values)
+    if s.spec.delta:
+        rest = T.alloc_fragment((columns, size), dtype)
+        found = T.alloc_fragment((columns, size), compute)
+        for i, j in T.Parallel(columns, size):
+            rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], dtype)
+        T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+    for i, j in T.Parallel(columns, size):
+        error = found[i, j] if s.spec.delta else T.cast(values[j, i], compute)
+        weighed[i, j] = T.cast(error * factor[j], dtype)
+    learned = found if s.spec.delta else values
+    return learned, weighed
 
 
 @T.macro
@@ -310,8 +335,31 @@ def store_rows(s: Any, tile: Any, out: Any, place: tuple[Any, ...]) -> None:
 
 
 @T.macro
+def multiply(a: Any, row: Any, at: Any, b: Any, first: Any, column: Any, depth: int, shape: tuple[int, int]) -> Any:
+    """Return elements of a product, by rows, for one thread: rows of `a` from (row, at) on, columns of `b` from (first,
+    column) on. Both are in shared memory, and are loaded by vectors.
+    """
+    (tall, wide), run = shape, min(4, depth)
+    total = T.alloc_local((tall * wide,), a.dtype)
+    left, right = T.alloc_local((tall * run,), a.dtype), T.alloc_local((run * wide,), a.dtype)
+    for n in tuple(range(tall * wide)):
+        total[n] = 0.0
+    for k in T.serial(depth // run):
+        for m in tuple(range(tall)):
+            for n in T.vectorized(run):
+                left[m * run + n] = a[row + m, at + k * run + n]
+        for m in tuple(range(run)):
+            for n in T.vectorized(wide):
+                right[m * wide + n] = b[first + k * run + m, column + n]
+        for m in tuple(range(run)):
+            for n in tuple(range(tall * wide)):
+                total[n] += left[n // wide * run + m] * right[m * wide + n % wide]
+    return total
+
+
+@T.macro
 def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
-    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; above it nothing is read.
+    """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; what is above it has no effect.
 
     Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
     give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`. `lower` is overwritten.
@@ -321,36 +369,29 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
         inverse[i, j] = 0.0
     for c in T.Parallel(size):
         begin, column = c // base * base, T.alloc_local((base,), dtype)
+        row, run = T.alloc_local((base,), dtype), min(4, base)
         for i in tuple(range(base)):  # Python's numbers: the column stays in registers
+            for m in tuple(range(0, i, run)):
+                for n in T.vectorized(run):
+                    row[m + n] = lower[begin + i, begin + m + n]
             column[i] = T.if_then_else(begin + i == c, 1.0, 0.0)
             for j in tuple(range(i)):
-                column[i] -= lower[begin + i, begin + j] * column[j]
+                column[i] -= row[j] * column[j]
             inverse[begin + i, c] = column[i]
     half, tall, wide = base, min(4, base), min(2, base)  # a thread computes tall x wide elements of a product at once
     while half < size:
         for i, j in T.Parallel(size // 2 // tall, half // wide):
             begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
-            total = T.alloc_local((tall * wide,), dtype)
-            for n in tuple(range(tall * wide)):
-                total[n] = 0.0
-            for k in T.serial(half):
-                for n in tuple(range(tall * wide)):
-                    left = lower[begin + half + row + n // wide, begin + k]
-                    total[n] += left * inverse[begin + k, begin + column + n % wide]
+            total = multiply(lower, begin + half + row, begin, inverse, begin, begin + column, half, (tall, wide))
             for n in tuple(range(tall * wide)):
                 scratch[i * tall + n // wide, column + n % wide] = total[n]
         for i, j in T.Parallel(size // 2 // tall, half // wide):
             begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
-            total = T.alloc_local((tall * wide,), dtype)
-            for n in tuple(range(tall * wide)):
-                total[n] = 0.0
-            for k in T.serial(half):
-                for n in tuple(range(tall * wide)):
-                    left = inverse[begin + half + row + n // wide, begin + half + k]
-                    total[n] -= left * scratch[i * tall - row + k, column + n % wide]
+            at = begin + half
+            total = multiply(inverse, at + row, at, scratch, i * tall - row, column, half, (tall, wide))
             # Not to `inverse`, which the loop reads: threads would have to take turns. L is no longer needed.
             for n in tuple(range(tall * wide)):
-                lower[begin + half + row + n // wide, begin + column + n % wide] = total[n]
+                lower[at + row + n // wide, begin + column + n % wide] = -total[n]
         for i, j in T.Parallel(size // 2, half):
             row, column = i // half * 2 * half + half + i % half, i // half * 2 * half + j
             inverse[row, column] = lower[row, column]
@@ -381,6 +422,7 @@ def load_rows(s: Any, x: Any, tile: Any, place: tuple[Any, ...]) -> None:
 def sum_decays(config: Config, spec: Spec) -> Any:
     """Build the kernel for decays from the start of each chunk, exponents of 2, and for betas, both `[B, H, padded]`.
 
+    `seen` and `left` are what each time sees of the state before its chunk, and leaves to the one behind.
     Where channels decay, these decays are 0; without beta, betas are 1. For packed sequences it also writes the table
     of chunks.
     """
@@ -394,11 +436,14 @@ def sum_decays(config: Config, spec: Spec) -> Any:
         *others: [*given, *s.starts(), *s.table()],
         decays: s.per_time(),
         betas: s.per_time(),
+        seen: s.per_time(),
+        left: s.per_time(),
         slots: T.int32,
         length: T.int32,  # without decays and betas no operand says it
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
             tile = T.alloc_shared((HEADS, size), compute)
+            rates = T.alloc_shared((HEADS, size), compute)
             first = T.alloc_var("int32", 0)
             count = T.alloc_var("int32", 0)
             if spec.packed:
@@ -423,11 +468,15 @@ def sum_decays(config: Config, spec: Spec) -> Any:
                 else:
                     tile[i, j] = T.if_then_else(j < count, T.cast(others[0][bz, time, head], compute) * LOG2_E, 0.0)
                 rate = T.cast(others[len(given) - 1][bz, time, head], compute) if spec.delta else 1.0
-                if j < filled:
-                    betas[bz, bx * HEADS + i, first + j] = T.if_then_else(j < count, rate, 0.0)
+                rates[i, j] = T.if_then_else(j < count, rate, 0.0)
             T.cumsum(tile, dim=1)
             for i, j in T.Parallel(HEADS, size):
                 if j < filled:
-                    decays[bz, bx * HEADS + i, first + j] = tile[i, j]
+                    head, time, inside, log = bx * HEADS + i, first + j, j < count, tile[i, j]
+                    rest = T.exp2(T.if_then_else(inside, tile[i, T.max(count - 1, 0)] - log, 0.0))
+                    decays[bz, head, time] = log
+                    betas[bz, head, time] = rates[i, j]
+                    seen[bz, head, time] = T.if_then_else(inside, T.exp2(log), 0.0)
+                    left[bz, head, time] = rest * rates[i, j]
 
     return linear_attention_sum_decays

@@ -37,9 +37,10 @@ from torch_tile.kernels.ssm.sums import add_up
 from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, step_size
 
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
-HELD_HEADS = 4  # whose keys and scores a block of `chunk_scan` holds
+FEWEST_HEADS, MOST_HEADS = 2, 8  # that a block takes one after the other, and whose keys it holds
+FULL = 1.8  # blocks for each multiprocessor, of which two run at once
+STATE_HEADS = 4  # the most for `chunk_states`
 VALUE_STAGES = 4  # of such a block
-STATE_HEADS = 2  # of which a block of `chunk_states` sums up states
 MOST_HELD = 256  # states, so that a tile has all
 
 
@@ -51,10 +52,14 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Members:
-    """The heads of a group, on which the choice of a block's heads depends."""
+class Work:
+    """The heads of a group, and the blocks of a kernel that takes each head by itself.
+
+    The choice of a block's heads depends on both.
+    """
 
     members: int
+    blocks: int
 
 
 def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = True) -> Config:
@@ -73,22 +78,31 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = T
     return Config(chunk=size, blocks=3 if machine.target.has_wgmma and bulk else 1)
 
 
-def config_of_states(config: Config, dtype: torch.dtype, states: int, members: int, machine: Machine) -> Config:
+def heads_of(work: Work, machine: Machine) -> int:
+    """Return how many heads a block takes: as many as leave each multiprocessor two blocks, 1 in groups of one head."""
+    work, heads = typical(work), FEWEST_HEADS
+    while heads < MOST_HEADS and work.blocks // (2 * heads) >= FULL * machine.num_sms:
+        heads *= 2
+    return heads if work.members > 1 else 1
+
+
+def config_of_states(config: Config, dtype: torch.dtype, states: int, work: Work, machine: Machine) -> Config:
     """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once.
 
-    On Hopper a block has two heads of a group of `members`, so that keys are read for both. Chunks of one step have no
-    loop, without which ptxas splits the two products.
+    On Hopper a block holds keys for several heads of a group.
     """
     if not machine.is_gpu or dtype.itemsize != 2:
         return config
     if states > config.state_tile:
         config = replace(config, state_tile=2 * config.state_tile, blocks=min(2, config.blocks))
-    pairs = config.blocks > 1 and config.chunk > config.step and typical(Members(members)).members > 1
-    return replace(config, heads=STATE_HEADS, blocks=2) if pairs else config
+    heads = min(STATE_HEADS, heads_of(work, machine))
+    if config.blocks == 1 or heads == 1:
+        return config
+    return replace(config, heads=heads, blocks=2, head_stages=1, stages=VALUE_STAGES)
 
 
-def config_of_scan(config: Config, spec: Spec, members: int, states: int, machine: Machine) -> Config:
-    """Choose the tiling of `chunk_scan` for groups of `members` heads.
+def config_of_scan(config: Config, spec: Spec, states: int, work: Work, machine: Machine) -> Config:
+    """Choose the tiling of `chunk_scan`.
 
     On Hopper a block takes several heads one after the other, whose keys and scores it holds, and loads ahead.
     """
@@ -100,9 +114,10 @@ def config_of_scan(config: Config, spec: Spec, members: int, states: int, machin
     if not machine.target.has_wgmma or spec.dtype.itemsize > 2 or spec.vector == 1:
         return replace(config, threads=256)
     config = replace(config, staged=True, blocks=2)
-    if typical(Members(members)).members > 1 and states <= MOST_HELD:
+    heads = heads_of(work, machine)
+    if heads > 1 and states <= MOST_HELD:
         width = max(64, power_of_two(states))
-        config = replace(config, heads=HELD_HEADS, state_tile=width, blocks=1 if width > 128 else 2)
+        config = replace(config, heads=heads, state_tile=width, blocks=1 if width > 128 else 2)
         if spec.dots:  # which need neither scores nor values
             return replace(config, blocks=1 if width > 128 else 4)
         # A state's tile is free again at once, behind the first product, but values are waited for.
@@ -225,10 +240,11 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
 def chunk_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before.
 
-    A block has several heads of a group, which share the tiles of keys.
+    A block takes several heads of a group one after the other, and holds their keys. So values of the next head are on
+    their way while the block stores a state. Values are weighed in registers, from where the product takes them.
     """
-    s, size, step = Sizes(config, spec), config.chunk, config.step
-    tile_p, tile_n, numbers = config.head_tile, config.state_tile, list(range(config.heads))
+    s, size, step, compute = Sizes(config, spec), config.chunk, config.step, spec.compute
+    tile_p, tile_n, resident = config.head_tile, config.state_tile, config.heads > 1
 
     @T.prim_func
     def ssd_chunk_states(
@@ -237,47 +253,53 @@ def chunk_states(config: Config, spec: Spec) -> Any:
         steps: s.per_time(spec),
         decays: s.per_time(spec),
         *marks: s.marks(spec),
-        out: s.states(spec.compute),
+        out: s.states(compute),
     ):
         tiles_p, tiles_n, members = T.ceildiv(s.p, tile_p), T.ceildiv(s.n, tile_n), s.h // s.g
         runs = T.ceildiv(members, config.heads)
         with T.Kernel(tiles_p * tiles_n * runs * s.g, s.count, s.b, threads=config.threads) as (bx, chunk, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
-            place = bx // (tiles_p * tiles_n)
-            p, n = bx % tiles_p * tile_p, bx // tiles_p % tiles_n * tile_n
-            group = place // runs
-            begin, end, first = group * members + place % runs * config.heads, (group + 1) * members, chunk * size
-            x_tiles = [T.alloc_shared((step, tile_p), spec.dtype) for _ in numbers]
-            weighed = [T.alloc_shared((step, tile_p), spec.dtype) for _ in numbers]
-            key_tile = T.alloc_shared((step, tile_n), spec.dtype)
-            factors = T.alloc_shared((config.heads, size), spec.compute)
-            sums = [T.alloc_fragment((tile_p, tile_n), spec.compute) for _ in numbers]
-            for acc in sums:
+            place, tile = bx // (tiles_p * tiles_n), bx // tiles_p % tiles_n
+            p, n = bx % tiles_p * tile_p, tile * tile_n
+            group, run, first = place // runs, place % runs, chunk * size
+            key_tile = T.alloc_shared((size if resident else step, tile_n), spec.dtype)
+            factors = T.alloc_shared((size,), compute)
+            acc = T.alloc_fragment((tile_p, tile_n), compute)
+            weighed = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((tile_p, step), spec.dtype)
+            if resident:
+                T.copy(keys[bz, first : first + size, group, n : n + tile_n], key_tile)
+            for member in T.Pipelined(T.min(config.heads, members - run * config.heads), num_stages=config.head_stages):
+                head = T.min(group * members + run * config.heads + member, s.h - 1)
+                decay_tile = T.alloc_shared((size,), compute)
+                T.copy(decays[bz, head, first], decay_tile)
+                if not spec.reverse:
+                    step_tile = T.alloc_shared((size,), compute)
+                    T.copy(steps[bz, head, first], step_tile)
+                for j in T.Parallel(size):
+                    if spec.reverse:
+                        factors[j] = T.exp2(decay_tile[j])
+                    else:
+                        factors[j] = T.exp2(decay_tile[size - 1] - decay_tile[j]) * step_tile[j]
+                    if spec.packed:
+                        other = 0 if spec.reverse else marks[0][bz, first + size - 1]
+                        factors[j] = T.if_then_else(marks[0][bz, first + j] == other, factors[j], 0.0)
                 T.clear(acc)
-            for i, j in T.Parallel(config.heads, size):
-                head = T.min(begin + i, s.h - 1)
-                here = decays[bz, head, first + j]
-                if spec.reverse:
-                    factors[i, j] = T.exp2(here)
-                else:
-                    factors[i, j] = T.exp2(decays[bz, head, first + size - 1] - here) * steps[bz, head, first + j]
-                if spec.packed:
-                    other = 0 if spec.reverse else marks[0][bz, first + size - 1]
-                    factors[i, j] = T.if_then_else(marks[0][bz, first + j] == other, factors[i, j], 0.0)
-            for k in T.Pipelined(size // step, num_stages=config.stages):
-                at = first + k * step
-                T.copy(keys[bz, at : at + step, group, n : n + tile_n], key_tile)
-                for m in numbers:
-                    T.copy(x[bz, at : at + step, T.min(begin + m, s.h - 1), p : p + tile_p], x_tiles[m])
-                for m in numbers:
-                    for i, j in T.Parallel(step, tile_p):
-                        value = T.cast(x_tiles[m][i, j], spec.compute) * factors[m, k * step + i]
-                        weighed[m][i, j] = T.cast(value, spec.dtype)
-                for m in numbers:
-                    T.gemm(weighed[m], key_tile, sums[m], transpose_A=True)
-            for m in numbers:
-                if begin + m < end:
-                    T.copy(sums[m], out[bz, chunk, begin + m, p : p + tile_p, n : n + tile_n])
+                for k in T.Pipelined(size // step, num_stages=config.stages):
+                    at = first + k * step
+                    x_tile = T.alloc_shared((step, tile_p), spec.dtype)
+                    values = T.alloc_fragment((step, tile_p), spec.dtype)
+                    if not resident:
+                        T.copy(keys[bz, at : at + step, group, n : n + tile_n], key_tile)
+                    T.copy(x[bz, at : at + step, head, p : p + tile_p], x_tile)
+                    T.copy(x_tile, values)
+                    for i, j in T.Parallel(tile_p, step):
+                        value = T.cast(values[j, i], compute) * factors[k * step + j]
+                        weighed[i, j] = T.cast(value, spec.dtype)
+                    if resident:
+                        T.gemm(weighed, key_tile[k * step : k * step + step, 0:tile_n], acc)
+                    else:
+                        T.gemm(weighed, key_tile, acc)
+                T.copy(acc, out[bz, chunk, head, p : p + tile_p, tile * tile_n : tile * tile_n + tile_n])
 
     return ssd_chunk_states
 
@@ -617,6 +639,10 @@ class Scan:
         """Launch a kernel of the scan."""
         self.machine.kernel(kernel)(config or self.config, spec)(*operands)
 
+    def work(self, tiles: Any) -> Work:
+        """Return the work of a kernel with so many tiles of a head."""
+        return Work(self.heads // self.groups, self.batch * self.heads * tiles)
+
     def scores(self, reverse: bool = False) -> torch.Tensor:
         """Launch `chunk_scores`: the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
 
@@ -633,8 +659,8 @@ class Scan:
         out = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states)
         keys = self.C if reverse else self.B
         times = self.steps, self.decays, *self.marks
-        members = self.heads // self.groups
-        config = config_of_states(self.config, self.x.dtype, self.states, members, self.machine)
+        tiles = -(-self.head_dim // self.config.head_tile) * self.chunks
+        config = config_of_states(self.config, self.x.dtype, self.states, self.work(tiles), self.machine)
         self.run(chunk_states, replace(self.plain, reverse=reverse), values, keys, *times, out, config=config)
         return out
 
@@ -661,8 +687,8 @@ class Scan:
 
     def outputs(self, spec: Spec, *operands: Any) -> None:
         """Launch `chunk_scan`."""
-        members = self.heads // self.groups
-        config = config_of_scan(self.config, spec, members, self.states, self.machine)
+        tiles = -(-self.head_dim // self.config.head_tile) * (self.padded // self.config.rows)
+        config = config_of_scan(self.config, spec, self.states, self.work(tiles), self.machine)
         self.run(chunk_scan, spec, *operands, config=config)
 
     def skip(self) -> list[torch.Tensor]:
