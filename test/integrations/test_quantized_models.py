@@ -11,7 +11,7 @@ import torch_tile
 from test.integrations.test_mxfp4 import Calls
 from test.integrations.test_quantized import FP8Linear, Linear4bit, QuantLinear, WQLinear_GEMM
 
-SIZES = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
+SIZES = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 64}
 LAYERS = {
     "nf4": lambda n, k: Linear4bit("nf4", 64, False, n, k),
     "nf4, doubly quantised": lambda n, k: Linear4bit("nf4", 64, True, n, k),
@@ -39,9 +39,8 @@ def relative(got, want):
     return ((got - want).norm() / want.norm()).item()
 
 
-def replaced(model, count, ids, steps, operator):
+def logits(model, count, ids, steps, operator):
     """The logits of a model with our layers, of which `count` run our operator in each of four steps."""
-    torch_tile.replace_layers(model)
     with Calls() as calls:
         got = steps(model, ids)
     assert calls.names[operator] == 4 * count
@@ -57,10 +56,11 @@ def test_layers_written_out(name, build, steps, device, seed):
         linear.weight.data = layer.wide().detach().contiguous()
         linear.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
         packed.set_submodule(path, layer)
+    torch_tile.replace_layers(packed)
     ids = torch.randint(0, model.config.vocab_size, (2, 17)).to(device)
     model, packed = model.to(device), packed.to(device)
     want = steps(model, ids)
-    got = replaced(packed, len(linears(model)), ids, steps, OPERATORS.get(name, "tile.dequant_gemm.default"))
+    got = logits(packed, len(linears(model)), ids, steps, OPERATORS.get(name, "tile.dequant_gemm.default"))
     if name == "float8":
         assert relative(got, want) < ROUNDED
     else:
@@ -104,7 +104,8 @@ def test_loaded_with_bitsandbytes(format, nested, load, steps, seed):
     )  # fmt: skip
     ids = torch.randint(0, model.config.vocab_size, (2, 17), device="cuda")
     want, count = steps(model, ids).float(), len(linears(model))
-    assert relative(replaced(model, count, ids, steps, "tile.dequant_gemm.default"), want) < 0.03
+    torch_tile.replace_layers(model)
+    assert relative(logits(model, count, ids, steps, "tile.dequant_gemm.default"), want) < 0.03
 
 
 @pytest.mark.cuda
@@ -122,4 +123,5 @@ def test_loaded_in_float8(load, steps, seed):
         wide.set_submodule(path, linear)
     ids = torch.randint(0, model.config.vocab_size, (2, 17), device="cuda")
     want, count = steps(wide, ids).float(), len(linears(wide))
-    assert relative(replaced(model, count, ids, steps, "tile.scaled_gemm.default"), want) < ROUNDED
+    torch_tile.replace_layers(model)
+    assert relative(logits(model, count, ids, steps, "tile.scaled_gemm.default"), want) < ROUNDED
