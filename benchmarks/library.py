@@ -38,6 +38,7 @@ from torch_tile.kernels.gemm import (
     grouped,
     grouped_dequant,
     grouped_scaled,
+    grouped_scaled_wgrad,
     grouped_wgrad,
     masked_scaled,
     scaled,
@@ -252,6 +253,8 @@ def _experts() -> Iterator[Case]:
         for name, form in {"rows": ((1, 0), (1, 0)), "blocks": ((1, 128), (128, 128))}.items():
             yield Case(f"grouped_scaled_gemm {name} {rows}", _float8_experts(rows, *form))
             yield Case(f"masked_scaled_gemm {name} {rows}", _masked_experts(rows, *form))
+        for of in ("groups", "runs"):
+            yield Case(f"k_grouped_scaled_gemm {of} {rows}", _float8_gradients(rows, of == "runs"))
 
 
 def _few_bit_experts(
@@ -289,6 +292,20 @@ def _float8_experts(rows: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> 
         return grouped_scaled.grouped_scaled_gemm(
             a, b.mT, scale_a, scale_b.mT, offsets, [], "", "", torch.bfloat16
         )  # fmt: skip
+
+    return call
+
+
+def _float8_gradients(rows: int, runs: bool) -> Callable[[Make], object]:
+    """Scales of rows and columns for each group, or for each of the `runs` of 128. All lie in memory by columns."""
+    float8, groups, m, n = torch.float8_e4m3fn, 32, 2048, 2048
+
+    def call(make: Make) -> object:
+        k = groups * rows
+        shape = (1, k // 128) if runs else (groups, 1)
+        scales = [make((*shape, size), torch.float32) for size in (m, n)]
+        a, b, offsets = make((m, k), float8), make((n, k), float8), make((groups,), torch.int32)
+        return grouped_scaled_wgrad.k_grouped_scaled_gemm(a, b.mT, scales[0].mT, scales[1], offsets, torch.bfloat16)
 
     return call
 

@@ -30,6 +30,12 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """Where a model runs."""
+    return request.param
+
+
 @pytest.fixture
 def build():
     """`build(family, **changes)`: a model in evaluation mode whose norms' weights are random too."""

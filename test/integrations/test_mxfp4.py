@@ -52,7 +52,7 @@ def turned(stored):
     return SimpleNamespace(storage=SimpleNamespace(layout=layout, data=stored.mT.flip(0)))
 
 
-def test_a_model_gives_its_librarys_logits_by_our_kernels(build, steps, seed):
+def test_a_model_gives_its_librarys_logits_by_our_kernels(build, steps, device, seed):
     torch.manual_seed(seed)
     model = build("GptOss", hidden_size=64, intermediate_size=96)
     for name, parameter in model.named_parameters():
@@ -65,7 +65,8 @@ def test_a_model_gives_its_librarys_logits_by_our_kernels(build, steps, seed):
         count += 1
     done = torch_tile.replace_layers(packed)
     assert [one.new for one in done].count("torch_tile.nn.QuantizedExperts") == count
-    ids = torch.randint(0, model.config.vocab_size, (2, 17))
+    ids = torch.randint(0, model.config.vocab_size, (2, 17)).to(device)
+    model, packed = model.to(device), packed.to(device)
     want = steps(model, ids)
     with Calls() as calls:
         got = steps(packed, ids)

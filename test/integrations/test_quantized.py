@@ -20,19 +20,20 @@ N, K = 48, 128
 class Linear4bit(nn.Linear):
     """As bitsandbytes holds a weight: flat bytes, and a state with the scales of blocks in memory order."""
 
-    def __init__(self, format, block, nested):
-        super().__init__(K, N)
-        words, scales = quantize_4bit(self.weight.reshape(N * K // block, block), format, block)
+    def __init__(self, format, block, nested, n=N, k=K):
+        super().__init__(k, n)
+        words, scales = quantize_4bit(self.weight.reshape(n * k // block, block), format, block)
         scales, inner, offset = scales.flatten(), None, None
         if nested:
             offset = scales.mean()
-            inner = SimpleNamespace(
-                code=torch.linspace(-1, 1, 256), absmax=(scales - offset).abs().max()[None], blocksize=256
-            )
-            scales = ((scales - offset) / inner.absmax * 127.5 + 127.5).round().to(torch.uint8)
+            blocks = (scales - offset).split(256)
+            most = torch.stack([block.abs().max() for block in blocks])
+            inner = SimpleNamespace(code=torch.linspace(-1, 1, 256), absmax=most, blocksize=256)
+            rounded = [(block / top * 127.5 + 127.5).round() for block, top in zip(blocks, most, strict=True)]
+            scales = torch.cat(rounded).to(torch.uint8)
         self.weight = nn.Parameter(words.reshape(-1, 1), requires_grad=False)
         self.weight.quant_state = SimpleNamespace(
-            quant_type=format, shape=(N, K), absmax=scales, blocksize=block, nested=nested, state2=inner, offset=offset
+            quant_type=format, shape=(n, k), absmax=scales, blocksize=block, nested=nested, state2=inner, offset=offset
         )
         self.compute_dtype = None
 
@@ -42,19 +43,20 @@ class Linear4bit(nn.Linear):
         codes = torch.stack([bytes_ >> 4, bytes_ & 15], -1).flatten()
         scales = state.absmax
         if state.nested:
-            scales = state.state2.code[scales.long()] * state.state2.absmax + state.offset
-        return (table[codes.long()].view(-1, state.blocksize) * scales[:, None]).view(N, K)
+            absmax = state.state2.absmax.repeat_interleave(256)[: len(scales)]
+            scales = state.state2.code[scales.long()] * absmax + state.offset
+        return (table[codes.long()].view(-1, state.blocksize) * scales[:, None]).view(state.shape)
 
 
 class QuantLinear(nn.Module):
     """As GPTQ's libraries hold a weight: `[K, N]`, eight input features to an int32."""
 
-    def __init__(self, bits=4, group=32, order=False):
+    def __init__(self, bits=4, group=32, order=False, n=N, k=K):
         super().__init__()
         self.bits, self.group = bits, group
         per_word = 32 // bits
-        numbers = torch.randint(0, 1 << bits, (K, N))
-        zeros = torch.randint(0, 1 << bits, (K // group, N))
+        numbers = torch.randint(0, 1 << bits, (k, n))
+        zeros = torch.randint(0, 1 << bits, (k // group, n))
 
         def packed(x):  # along the first dimension
             fields = x.view(-1, per_word, *x.shape[1:]) << (bits * torch.arange(per_word)).view(1, -1, 1)
@@ -62,9 +64,9 @@ class QuantLinear(nn.Module):
 
         self.register_buffer("qweight", packed(numbers))
         self.register_buffer("qzeros", packed((zeros - 1).remainder(1 << bits).t()).t())
-        self.register_buffer("scales", (torch.rand(K // group, N) + 0.1) / 2**self.bits)
-        self.register_buffer("g_idx", torch.arange(K).flip(0) // group if order else torch.arange(K) // group)
-        self.register_buffer("bias", torch.randn(N))
+        self.register_buffer("scales", (torch.rand(k // group, n) + 0.1) / 2**self.bits)
+        self.register_buffer("g_idx", torch.arange(k).flip(0) // group if order else torch.arange(k) // group)
+        self.register_buffer("bias", torch.randn(n))
         self.numbers, self.zeros = numbers, zeros
 
     def wide(self):
@@ -75,18 +77,18 @@ class QuantLinear(nn.Module):
 class WQLinear_GEMM(nn.Module):
     """As AWQ holds a weight: `[K, N]`, eight interleaved output features to an int32."""
 
-    def __init__(self, group=64):
+    def __init__(self, group=64, n=N, k=K):
         super().__init__()
         self.w_bit, self.bits, self.group = 4, 4, group
-        self.numbers, self.zeros = torch.randint(0, 16, (K, N)), torch.randint(0, 16, (K // group, N))
+        self.numbers, self.zeros = torch.randint(0, 16, (k, n)), torch.randint(0, 16, (k // group, n))
 
         def packed(x):
-            fields = x.view(-1, N // 8, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]] << 4 * torch.arange(8)
+            fields = x.view(-1, n // 8, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]] << 4 * torch.arange(8)
             return fields.sum(-1).to(torch.int32)
 
         self.register_buffer("qweight", packed(self.numbers))
         self.register_buffer("qzeros", packed(self.zeros))
-        self.register_buffer("scales", (torch.rand(K // group, N) + 0.1) / 2**self.bits)
+        self.register_buffer("scales", (torch.rand(k // group, n) + 0.1) / 2**self.bits)
         self.bias = None
 
     wide = QuantLinear.wide
@@ -95,9 +97,9 @@ class WQLinear_GEMM(nn.Module):
 class FP8Linear(nn.Linear):
     """As transformers holds a weight in float8."""
 
-    def __init__(self, block=(128, 128), static=False):
-        super().__init__(300, 150)
-        scale = torch.rand(2, 3) + 0.1 if block else torch.tensor(0.3)
+    def __init__(self, block=(128, 128), static=False, n=150, k=300):
+        super().__init__(k, n)
+        scale = torch.rand(-(-n // 128), -(-k // 128)) + 0.1 if block else torch.tensor(0.3)
         self.block_size, self.weight = block, nn.Parameter(self.weight.to(torch.float8_e4m3fn), requires_grad=False)
         self.weight_scale_inv = nn.Parameter(scale)
         self.activation_scale = nn.Parameter(torch.tensor(0.02)) if static else None
@@ -105,7 +107,8 @@ class FP8Linear(nn.Linear):
     def wide(self):
         scale = self.weight_scale_inv
         if self.block_size:
-            scale = scale.repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :300]
+            n, k = self.weight.shape
+            scale = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
         return self.weight.float() * scale
 
 

@@ -14,7 +14,15 @@ from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
-from torch_tile.kernels.gemm import dequant, grouped_wgrad, int8_rows, row_dequant, scaled, tiling as gemm
+from torch_tile.kernels.gemm import (
+    dequant,
+    grouped_scaled_wgrad as wgrad,
+    grouped_wgrad,
+    int8_rows,
+    row_dequant,
+    scaled,
+    tiling as gemm,
+)
 from torch_tile.kernels.mla import spec as mla
 from torch_tile.lowering import lower_for_gpu
 
@@ -50,6 +58,7 @@ FOOTPRINTS = {
     "grouped_dequant_gemm": of_dequant,
     "row_dequant_gemm": row_dequant.footprint,
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
+    "k_grouped_scaled_gemm": lambda config, spec, bulk: wgrad.footprint(config, spec.product, bulk),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),
     "scaled_gemm": scaled.footprint,
     "conv": lambda config, spec, bulk: conv.footprint(config, spec.product, bulk),

@@ -143,6 +143,21 @@ def grouped_scaled_gemm_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def k_grouped_scaled_gemm_samples(t: Maker) -> list[tuple]:
+    def of(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=t.generator).to(torch.float8_e4m3fn)
+
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=t.generator) + 0.5
+
+    a, b = of(7, 280), of(9, 280).mT
+    return [
+        (a, b, scale(1, 1, 1), scale(1, 1, 1), int32([2, 2, 260]), t.dtype),
+        (a, b.contiguous(), scale(3, 7, 1), scale(3, 1, 9), int32([0, 50, 280]), t.dtype),
+        (a, b, scale(1, 7, 3), scale(1, 3, 9), int32([128, 128, 280]), t.dtype),
+    ]
+
+
 def masked_scaled_gemm_samples(t: Maker) -> list[tuple]:
     def of(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=t.generator).to(torch.float8_e4m3fn)
@@ -656,6 +671,7 @@ SAMPLES = {
     "scaled_gemm": scaled_gemm_samples,
     "grouped_dequant_gemm": grouped_dequant_gemm_samples,
     "grouped_scaled_gemm": grouped_scaled_gemm_samples,
+    "k_grouped_scaled_gemm": k_grouped_scaled_gemm_samples,
     "masked_scaled_gemm": masked_scaled_gemm_samples,
     "quantize_fp8": quantize_fp8_samples,
     "quantize_int8": lambda t: [(t(5, 7).detach(), 0), (t.strided(5, 150).detach(), 128)],

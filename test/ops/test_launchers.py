@@ -56,6 +56,10 @@ def grouped_scaled_call(a, b, scale_a, scale_b, offsets, x, out):
     launchers.grouped_scaled_gemm(a, b.mT, scale_a, scale_b, offsets, [x], "g", text, BF16, out=out)
 
 
+def k_grouped_scaled_call(a, b, scale_a, scale_b, offsets, out):
+    launchers.k_grouped_scaled_gemm(a, b.mT, scale_a, scale_b.mT, offsets, BF16, out=out)
+
+
 def masked_scaled_call(a, b, scale_a, scale_b, counts, out):
     launchers.masked_scaled_gemm(a, b.mT, scale_a, scale_b, counts, [], "", "", BF16, out=out)
 
@@ -184,6 +188,11 @@ CALLS = {
         "ttttttt", grouped_scaled_call,
         lambda: (half(48, 256).to(FLOAT8), half(3, 64, 256).to(FLOAT8), torch.ones(48, 2), torch.ones(3, 2, 1),
                  torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64), half(48, 64)),
+    ),
+    "k_grouped_scaled_gemm": (
+        "tttttt", k_grouped_scaled_call,
+        lambda: (half(48, 256).to(FLOAT8), half(64, 256).to(FLOAT8), torch.ones(3, 48, 1), torch.ones(3, 64, 1),
+                 torch.tensor([3, 30, 256], dtype=torch.int32), half(3, 48, 64)),
     ),
     "masked_scaled_gemm": (
         "tttttt", masked_scaled_call,
@@ -522,7 +531,7 @@ SIZES = {
     "attention_fp8": 250,
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "scaled_gemm": 16, "quantize_fp8": 16,
     "quantize_int8": 16, "silu_mul_quantize": 16,
-    "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
+    "grouped_dequant_gemm": 48, "grouped_scaled_gemm": 48, "k_grouped_scaled_gemm": 48, "masked_scaled_gemm": 16,
     "decode": 900, "mla": 2, "mla_decode_fp8": 2, "mla_sparse": 640,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
     "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "fused_norm_quantize": 3, "softmax": 3, "cross_entropy": 5,

@@ -43,6 +43,7 @@ OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "tes
 REFUSING = [
     "scaled_gemm",
     "grouped_scaled_gemm",
+    "k_grouped_scaled_gemm",
     "masked_scaled_gemm",
     "quantize_fp8",
     "quantize_int8",
@@ -286,6 +287,10 @@ DYNAMIC["attention_fp8"] = lambda t, n: (
 DYNAMIC["grouped_scaled_gemm"] = lambda t, n: (
     *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),
     *(torch.ones(n, 2), torch.ones(3, 1, n + 2), torch.tensor([2, 2, 3], dtype=torch.int32), [], "", "", torch.float32),
+)
+DYNAMIC["k_grouped_scaled_gemm"] = lambda t, n: (
+    *(torch.ones(n, 130).to(torch.float8_e4m3fn), torch.ones(n + 2, 130).to(torch.float8_e4m3fn).mT),
+    *(torch.ones(3, n, 1), torch.ones(1, 2, n + 2), torch.tensor([128, 128, 130], dtype=torch.int32), torch.float32),
 )
 DYNAMIC["masked_scaled_gemm"] = lambda t, n: (
     *(torch.ones(3, n, 130).to(torch.float8_e4m3fn), torch.ones(3, n + 2, 130).to(torch.float8_e4m3fn).mT),

@@ -15,6 +15,7 @@ from torch_tile.kernels.gemm import (
     gemm,
     grouped,
     grouped_scaled,
+    grouped_scaled_wgrad,
     grouped_wgrad,
 )
 from torch_tile.kernels.gemm.tiling import Config
@@ -133,6 +134,16 @@ def of_k_grouped_gemm(rows, m, n):
     a, b, offsets = randn(rows, m), randn(rows, n), torch.tensor([rows // 3, rows // 3, rows - 2], dtype=torch.int32)
     got = grouped_wgrad.k_grouped_gemm(a, b, offsets, torch.float16)
     return got, grouped_wgrad.reference(a.double(), b.double(), offsets, torch.float64)
+
+
+def of_k_grouped_scaled_gemm(m, n, k):
+    """Groups that begin and end inside of a step, in scales of groups."""
+    a, b = (randn(size, k, dtype=torch.float8_e4m3fn) for size in (m, n))
+    scale_a, scale_b, offsets = torch.rand(3, m, 1) + 0.5, torch.rand(1, 1, n) + 0.5, torch.tensor([5, 5, k - 9]).int()
+    given = a, b.mT, scale_a, scale_b, offsets, torch.float16
+    got = grouped_scaled_wgrad.k_grouped_scaled_gemm(*given, config=Config(64, 64, 128, 128, 2))
+    wide = [x.double() for x in (a, b.mT, scale_a, scale_b)]
+    return got, grouped_scaled_wgrad.reference(*wide, offsets, torch.float64)
 
 
 def of_attention(causal, queries, heads=1, dtype=torch.float16):
@@ -306,6 +317,7 @@ def of_delta_rule_step():
 LIBRARY = {
     # Six turns: more than stages, so that tiles are filled again; and even, as an odd number skips a product.
     "grouped_scaled_gemm": lambda: of_grouped_scaled_gemm(200, 136, 768),
+    "k_grouped_scaled_gemm": lambda: of_k_grouped_scaled_gemm(80, 80, 1040),
     "linear_cross_entropy": lambda: of_linear_cross_entropy(12, 24, 40),
     "route": lambda: of_route(9, 32),
     "group_tokens": lambda: of_group_tokens(600, 9),
@@ -349,6 +361,8 @@ LIBRARY = {
 MOST = ("warp_arrive", "mbarrier_arrive", "wgmma_fence", "wgmma_wait")
 # Kernels of many parts, in which a barrier may order tiles that other barriers order, too.
 SPARE = dict.fromkeys(("delta rule", "grouped_scaled_gemm", "kda", "ssd in one scan"), ("barrier",))
+# A step whose tiles threads fill in part: the next one waits for all warps by an mbarrier, too.
+SPARE["k_grouped_scaled_gemm"] = ("named_barrier",)
 # A producer waits for each of its two tiles, although consumers always release one of them before the other.
 SPARE["delta rule in one scan"] = "barrier", "mbarrier_wait"
 

@@ -6,12 +6,12 @@ ops. `import torch_tile` imports them all (`all_families`); this module imports 
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device. Sums are kept in
 float32 (float64 for float64). Results are fresh and, but for attention's, contiguous. Empty tensors give empty or zero
-results. All have gradients but `scaled_gemm`, `grouped_scaled_gemm`, `masked_scaled_gemm`, `quantize_fp8`,
-`quantize_int8`, `silu_mul_quantize`, `fused_norm_quantize`, `mla_decode_fp8` and `attention_fp8`, whose operands or
-results are rounded; log-sum-exps and lists have none. A refused argument raises RuntimeError (shapes, devices),
-TypeError (dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`). The message names the
-argument, what was got and what is wanted. Under autocast, products follow its dtype as `F.linear` does; norms and
-softmax run in float32 on CUDA.
+results. `scaled_gemm`, `grouped_scaled_gemm`, `k_grouped_scaled_gemm`, `masked_scaled_gemm`, `quantize_fp8`,
+`quantize_int8`, `silu_mul_quantize`, `fused_norm_quantize`, `mla_decode_fp8` and `attention_fp8` have no gradients.
+Their operands or results are rounded. Log-sum-exps and lists have none either; all other results do. A refused argument
+raises RuntimeError (shapes, devices), TypeError (dtypes, None for a tensor), ValueError (strings and numbers) or
+IndexError (`dim`). The message names the argument, what was got and what is wanted. Under autocast, products follow its
+dtype as `F.linear` does; norms and softmax run in float32 on CUDA.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch_tile.ops.families.grouped_dequant_gemm import grouped_dequant_gemm
     from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
     from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
+    from torch_tile.ops.families.k_grouped_scaled_gemm import k_grouped_scaled_gemm
     from torch_tile.ops.families.lightning_index import lightning_index
     from torch_tile.ops.families.linear_attention import (
         gated_linear_attention,
@@ -98,6 +99,7 @@ __all__ = [
     "grouped_gemm",
     "grouped_scaled_gemm",
     "k_grouped_gemm",
+    "k_grouped_scaled_gemm",
     "layer_norm",
     "lightning_index",
     "linear",

@@ -53,7 +53,7 @@ def test_each_group_has_its_matrix():
 @pytest.mark.parametrize("form", FORMS)
 def test_random_problems(form, rounds, problems, check):
     for number in rounds(2):
-        config = problems.pick(None, Config(64, 64, 128, 128, 2))
+        config = problems.pick(None, Config(64, 64, 128, 128, 2), Config(64, 64, 128, 128, 2, panel=2, staged=True))
         groups, m, n, k = problems.size(6), problems.size(100), problems.size(150), problems.size(300)
         dtypes = problems.pick((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2))
         args = arguments(problems, FORMS[form], groups, m, n, k, dtypes)

@@ -118,6 +118,17 @@ class GroupedScaledGemmArgs(NamedTuple, Generic[V]):
         return ScaledGemmArgs(*(getattr(self, name) for name in common))
 
 
+class KGroupedScaledGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.k_grouped_scaled_gemm`; groups are runs of a's columns."""
+
+    a: V
+    b: V
+    scale_a: V
+    scale_b: V
+    offsets: V
+    dtype: torch.dtype
+
+
 class MaskedScaledGemmArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.masked_scaled_gemm`; a, b and their scales have a dimension of groups in front."""
 

@@ -33,6 +33,8 @@ from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, most_tiles, plan
 
+PANEL = 8  # tiles below each other that run together
+
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for
@@ -113,7 +115,11 @@ def grouped_scaled_gemm(
 
 
 def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
-    """Choose the tiling for the groups' average number of rows, with columns of all groups."""
+    """Choose the tiling for the groups' average number of rows, with columns of all groups.
+
+    Tiles below each other run together: else each row of tiles would read its group's whole matrix again.
+    """
     problem = typical(problem)
     groups, rows = average(groups, problem.m)
-    return config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)
+    config = config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)
+    return replace(config, panel=PANEL if machine.is_gpu and rows > config.block_m else 0)

@@ -273,6 +273,12 @@ class Ends:
         for scales in filter(None, (self.of_a, self.of_b)):
             scales.share()
 
+    def scaled(self, value: Any, i: Any, j: Any) -> Any:
+        """Apply the scales of row i and column j of the tile."""
+        for scales, place in ((self.of_a, i), (self.of_b, j)):
+            value = value if scales is None else value * scales.of(place)
+        return value
+
 
 def whole_scales(
     config: Config, spec: Spec, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
@@ -286,11 +292,12 @@ def whole_scales(
 @T.macro
 def multiply(
     config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
-    matrix: tuple[Any, ...] = (),
+    matrix: tuple[Any, ...] = (), start: Any = 0,
 ) -> Any:  # fmt: skip
     """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
 
-    `matrix` is the index of b if there are several: rows of each then begin anywhere.
+    `matrix` is the index of b if there are several: rows of each then begin anywhere. `start` is the first column of
+    a, where a run of 128 begins if runs have scales; fields of b begin at 0.
     """
     bm, bn = config.block_m, config.block_n
     b, *scales = operands[:3]
@@ -303,13 +310,14 @@ def multiply(
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
     of_a = GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix)) if kind_a.grouped else None
     of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
+    first = start // GROUP
     for each in filter(None, (of_a, of_b)):
-        each.fetch(0)
+        each.fetch(first)
     for step in T.Pipelined(last, num_stages=config.stages):
-        T.copy(a[row, step * GROUP], a_tile)
-        T.copy(b[(*matrix, col, step * packed)], words)
+        T.copy(a[row, start + step * GROUP], a_tile)
+        T.copy(b[(*matrix, col, start + step * packed)], words)
         for each in filter(None, (of_a, of_b)):
-            each.load(step)
+            each.load(first + step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
@@ -317,9 +325,9 @@ def multiply(
         # bulk copies.
         joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
         if of_a is not None:
-            of_a.advance(step, joined)
+            of_a.advance(first + step, joined)
         if of_b is not None and joined is None:
-            of_b.advance(step)
+            of_b.advance(first + step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(bm, bn):
             value = T.cast(part[i, j], "float32")
@@ -346,11 +354,7 @@ def finish(
     matrix: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
     """Compute one element of the result, with row i and column j in its tile. Scales of whole rows are applied here."""
-    if ends.of_a is not None:
-        value = value * ends.of_a.of(i)
-    if ends.of_b is not None:
-        value = value * ends.of_b.of(j)
-    return gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col, *matrix)
+    return gemm_spec.finish(spec.product, [ends.scaled(value, i, j)], operands[3:], 0, row, col, *matrix)
 
 
 @T.macro

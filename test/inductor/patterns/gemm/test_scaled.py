@@ -101,6 +101,30 @@ class Experts(torch.nn.Module):
         return F.silu(torch._scaled_grouped_mm(a, b, self.rows, self.columns, offs=ends, out_dtype=BF16))
 
 
+class Gradients(torch.nn.Module):
+    """Groups of tokens, of which K counts all, with scales of rows and columns for each group."""
+
+    def forward(self, grad, x, rows, columns, ends):
+        a, b = grad.t().contiguous().to(FLOAT8), x.t().contiguous().to(FLOAT8)
+        return torch._scaled_grouped_mm(a, b.t(), rows, columns, offs=ends, out_dtype=BF16)
+
+
+def test_gradients_of_groups_become_one_kernel(light, generator):
+    """torch has no kernel for CPUs to compare with."""
+    if not hasattr(torch, "_scaled_grouped_mm"):
+        pytest.skip("this torch has no _scaled_grouped_mm")
+    ends = torch.tensor([16, 16, 48], dtype=torch.int32)
+    grad, x = torch.randn(48, N, generator=generator), torch.randn(48, K, generator=generator)
+    rows, columns = torch.rand(3 * N, generator=generator) + 0.5, torch.rand(3 * K, generator=generator) + 0.5
+    got, report = light(Gradients(), grad, x, rows, columns, ends)
+    (row,) = report.replaced("scaled")
+    assert "tile.k_grouped_scaled_gemm(torch.float8_e4m3fn)" in row.what
+    a, b = grad.to(FLOAT8).float(), x.to(FLOAT8).float()
+    factors = rows.view(3, N, 1) * columns.view(3, 1, K)
+    want = torch.stack([a[:16].T @ b[:16], torch.zeros(N, K), a[16:].T @ b[16:]]) * factors
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=0.3)
+
+
 def test_groups_of_rows_become_one_kernel(light, generator):
     """torch has no kernel for CPUs to compare with."""
     if not hasattr(torch, "_scaled_grouped_mm"):

@@ -2,7 +2,7 @@
 """Replace torch's products of float8 by `tile.scaled_gemm` and `tile.grouped_scaled_gemm`, with their epilogue.
 
 Both spellings match: `torch._scaled_mm`, and `F.scaled_mm` with a recipe for each operand's scales; and so do those of
-groups of rows with scales for rows and columns.
+groups of rows with scales for rows and columns. Groups of K (`[M, K]` by `[K, N]`) become `tile.k_grouped_scaled_gemm`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BIASED = "biased"  # name of the product with its bias in an epilogue
 class Product:
     """The operands of a product: scales `[1, M or M / 128, 1 or K / 128]` and `[1 or K / 128, 1, N or N / 128]`.
 
-    Products of groups have `offsets` and scales `[S]` and `[G, N]`.
+    Products of groups have `offsets` and scales `[S]` and `[G, N]`; of groups of K, `[G * M]` and `[G * N]`.
     """
 
     a: Node
@@ -68,10 +68,12 @@ def product_of(node: Node) -> Product:
 def _grouped(node: Node, a: Node, b: Node, scales: list[Node]) -> Product:
     """Read a product of groups of rows."""
     offsets = arg(node, "offs")
-    if len(shape(a)) != 2 or len(shape(b)) != 3 or offsets is None or arg(node, "bias") is not None:
-        fix = "give it [S, K] and [G, K, N] with offs and without a bias"
+    if len(shape(a)) != 2 or offsets is None or arg(node, "bias") is not None:
+        fix = "give it [S, K] and [G, K, N], or [M, K] and [K, N], with offs and without a bias"
         raise Miss(f"{list(shape(a))} by {list(shape(b))}", fix, at=node)
-    wanted = (shape(a)[0],), (shape(b)[0], shape(b)[2])
+    groups, rows, columns = shape(offsets)[0], shape(a)[0], shape(b)[-1]
+    by_k = len(shape(b)) == 2
+    wanted = ((groups * rows,), (groups * columns,)) if by_k else ((rows,), (groups, columns))
     for scale, sizes in zip(scales, wanted, strict=True):
         found = shape(scale)
         same = len(found) == len(sizes) and all(known(x == y) for x, y in zip(found, sizes, strict=True))
@@ -105,6 +107,9 @@ def match(context: Context) -> None:
 
 def _replace(context: Context, node: Node, product: Product) -> None:
     """Replace one product and its epilogue."""
+    if product.offsets is not None and len(shape(product.b)) == 2:
+        _replace_by_k(context, node, product, product.offsets)
+        return
     region, out = epilogue.region_of(node, ordered(context.graph), lambda other: False)
     epilogue.tell_wordless(context, "scaled", out)
     rewrite = Rewrite(out)
@@ -125,6 +130,16 @@ def _replace(context: Context, node: Node, product: Product) -> None:
     form = " by ".join(str(list(shape(x))) for x in scales)
     what = f"tile.scaled_gemm({dtype(product.a)}, scales {form}, {text or 'no epilogue'})"
     context.replace(rewrite, "scaled", [(out, new)], what, node)
+
+
+def _replace_by_k(context: Context, node: Node, product: Product, offsets: Node) -> None:
+    """Replace one product whose sum runs over the columns of each group; it takes no epilogue."""
+    rewrite, groups = Rewrite(node), shape(offsets)[0]
+    scale_a = rewrite.reshape(product.scale_a, (groups, shape(product.a)[0], 1))
+    scale_b = rewrite.reshape(product.scale_b, (groups, 1, shape(product.b)[1]))
+    call = product.a, product.b, scale_a, scale_b, int32_ends(rewrite, offsets, product.b), dtype(node)
+    new = rewrite.call(torch.ops.tile.k_grouped_scaled_gemm.default, *call)
+    context.replace(rewrite, "scaled", [(node, new)], f"tile.k_grouped_scaled_gemm({dtype(product.a)})", node)
 
 
 def _replace_grouped(
