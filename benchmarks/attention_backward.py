@@ -4,7 +4,7 @@
 From the result and the log-sum-exp of the forward, which is not timed. Work counts five products, though ours makes
 seven or eight where sums are the same from run to run, and half of it under causal masks. Rivals: cuDNN,
 FlashAttention-2 and, under masks in memory, the memory-efficient kernel, as torch ships them, through autograd; and
-FlashAttention-4 and TileOPs where a module `rivals` offers them.
+FlashAttention-4 and TileOPs where a module `rivals` offers them; and our own deterministic kernels.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ def case(s: Shape, device: str) -> Case:
             found += [dq[b, h * groups : (h + 1) * groups, rows], dk[b, h, keys], dv[b, h, keys]]
         return together(found)
 
+    ours = partial(torch.ops.tile.attention_backward, grad, q, k, v, out, lse, mask, s.causal)
     return Case(
-        partial(torch.ops.tile.attention_backward, grad, q, k, v, out, lse, mask, s.causal),
-        rivals_of(s, device, q, k, v, mask, grad),
+        ours,
+        {**rivals_of(s, device, q, k, v, mask, grad), "deterministic": lambda: partial(deterministically, ours)},
         sample,
         lambda: together(truth()),
         read=lambda results: torch.cat([x.flatten() for x in results[:3]]),
@@ -126,6 +127,18 @@ def rivals_of(
         if not s.v_d:
             found["TileOPs"] = partial(tile_ops, s, q, k, v, grad)
     return found
+
+
+def deterministically(call: Call) -> object:
+    """Call our operator with kernels whose sums are the same from run to run."""
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which would be timed, too
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return call()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def tile_ops(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> Call:

@@ -134,6 +134,8 @@ def run(family: str, problem: Problem, options: argparse.Namespace, ceilings: Ce
         want = case.expected()
         with poisoned():  # but not the rivals: what is compiled by torch would be compiled again without it
             result.error, result.message = wrong(case, case.ours, want, case.leeway * tolerance_of(problem.dtype))
+        if not result.message:  # what is timed may be another kernel: one whose sums come in any order
+            result.error, result.message = wrong(case, case.ours, want, case.leeway * tolerance_of(problem.dtype))
         if result.message:
             result.status = "WRONG"
             return result

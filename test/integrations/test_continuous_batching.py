@@ -38,7 +38,7 @@ def tokens(model, prompts, new: int) -> list[list[int]]:
     return [list(found[name].generated_tokens) for name in sorted(found, key=lambda n: int(n.rsplit("_", 1)[-1]))]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "GptOss"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "GptOss"])
 def test_tokens_are_eagers(family: str, build, seed: int, monkeypatch) -> None:
     model = build(family)
     prompts = [torch.randint(1, 96, (n,)).tolist() for n in PROMPTS]

@@ -79,10 +79,11 @@ def test_a_training_step_is_that_of_the_padded_batch(family: str, by: str, build
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("by", ["positions", "kwargs"])
-def test_compiled(by: str, build, packed: dict) -> None:
+def test_compiled(family: str, by: str, build, packed: dict) -> None:
     """The lengths in kwargs are inputs of the graph; positions alone make a mask there."""
-    model = build("Llama", num_hidden_layers=1).train()
+    model = build(family, num_hidden_layers=1).train()
     model.set_attn_implementation("tile")
     named = kwargs_of() if by == "kwargs" else {}
     wanted = model(**packed, use_cache=False).loss

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+import torch_tile
 from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
@@ -167,6 +168,20 @@ def test_positions_that_an_indexer_lists(seed: int) -> None:
         assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), tokens)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="transformers has no DeepSeek-V3.2")
+@pytest.mark.parametrize("implementation", ["sdpa", "tile"])
+def test_explain_of_a_model_with_an_indexer(implementation: str, seed: int) -> None:
+    """Attention of each layer is ours. What keeps the indexer from being ours is said, with what to call instead."""
+    model, ids = indexed_model(seed), torch.randint(3, 96, (2, 17))
+    model.set_experts_implementation("batched_mm")
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        report = torch_tile.explain(model, ids, use_cache=False)
+    places = [{row.module for row in rows} for rows in (report.replaced("attention"), report.missed("mla"))]
+    assert places == [{f"model.layers.{n}.self_attn{part}" for n in (0, 1)} for part in ("", ".indexer")], report
+    assert all("tile.lightning_index" in row.fix for row in report.missed("mla"))
 
 
 def test_listed_positions_hide_the_others(seed: int) -> None:

@@ -367,6 +367,17 @@ def no_recompile_limit() -> Iterator[None]:
         yield
 
 
+def has_flex_flash(device: torch.device) -> bool:
+    """Return whether Inductor has its FLASH backend of `flex_attention` for a device, and its package is installed."""
+    if device.type != "cuda":
+        return False
+    try:
+        from torch._inductor.kernel.flex.flex_flash_attention import ensure_flash_available
+    except ImportError:
+        return False
+    return bool(ensure_flash_available())
+
+
 def distributed_store() -> Any:
     """Return the store of torch.distributed if there are several ranks, else None; import nothing."""
     distributed = sys.modules.get("torch.distributed")

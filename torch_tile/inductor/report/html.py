@@ -191,7 +191,7 @@ def _bars(row: Row) -> str:
     """Draw both times to one scale."""
     if row.times is None:
         return ""
-    pairs = (("tile kernel", row.times.tile, "tile-bar"), ("Inductor", row.times.inductor, "inductor-bar"))
+    pairs = (("tile kernel", row.times.tile, "tile-bar"), (row.times.rival, row.times.inductor, "inductor-bar"))
     longest = max(time for _, time, _ in pairs) or 1.0
     return "".join(
         f'<div class="row"><span>{name}</span><div class="track"><div class="{style}" '

@@ -42,13 +42,14 @@ class Outcome:
     """Best times of both sides of a contest, in microseconds.
 
     `others` are times at other sizes: (text of the sizes, tile, inductor). `worth` is the most that ours may take of
-    Inductor's time at the traced sizes.
+    Inductor's time at the traced sizes. `rival` names the code of Inductor that was timed.
     """
 
     tile: float
     inductor: float
     others: tuple[tuple[str, float, float], ...] = ()
     worth: float = WORTH
+    rival: str = "Inductor"
 
     @property
     def tile_wins(self) -> bool:
@@ -62,7 +63,7 @@ class Outcome:
 
     def __str__(self) -> str:
         rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)
-        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us{''.join(rest)}"
+        return f"tile {self.tile:.1f} us, {self.rival} {self.inductor:.1f} us{''.join(rest)}"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
+from torch_tile.inductor.graph import flex_backend
 from torch_tile.inductor.graph.extract import body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
@@ -142,6 +143,7 @@ def _key(
         repr(settings),
         repr(list(map(_sizes_text, sizes))),
         repr(worth),
+        repr(flex_backend.may_use_flash(flex_backend.flex_calls(old.graph))),
     )
     text = "\0".join((_describe(new), _describe(old), *facts))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -179,7 +181,7 @@ def _outcome(text: str) -> Outcome:
     """Parse the text that `_text` made. Raises ValueError, KeyError or TypeError for any other text."""
     data = json.loads(text)
     others = tuple((str(name), float(tile), float(inductor)) for name, tile, inductor in data.get("others", ()))
-    return Outcome(float(data["tile"]), float(data["inductor"]), others, float(data["worth"]))
+    return Outcome(float(data["tile"]), float(data["inductor"]), others, float(data["worth"]), str(data["rival"]))
 
 
 def _sizes_text(sizes: compat.Sizes) -> str:
@@ -211,7 +213,7 @@ def _measure(
 ) -> Outcome:
     """Time both graphs at the traced sizes and at `sizes`; save the outcome."""
     start, options = time.perf_counter(), {"max_autotune": settings.thorough}
-    tile, inductor = benchmark.times(new, old, options)
+    tile, inductor = _first_times(new, old, options)
     others = []
     # A kernel that loses at the traced sizes is not timed at other sizes.
     for each in sizes if Outcome(tile, inductor, worth=worth).tile_wins else ():
@@ -220,11 +222,24 @@ def _measure(
                 others.append((_sizes_text(each), *benchmark.times(new, old, options)))
         except Exception:
             log.debug("no contest %s", _sizes_text(each), exc_info=True)  # these sizes may break a rule of the model
-    outcome = Outcome(tile, inductor, tuple(others), worth)
+    outcome = Outcome(tile, inductor, tuple(others), worth, flex_backend.rival_name(flex_backend.flex_calls(old.graph)))
     log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
     _save(key, outcome)
     told.get()()
     return outcome
+
+
+def _first_times(new: GraphModule, old: GraphModule, options: dict[str, Any]) -> tuple[float, float]:
+    """Time both graphs. Calls of `flex_attention` in `old` get Inductor's FLASH backend where it takes them."""
+    calls = flex_backend.flex_calls(old.graph)
+    if flex_backend.may_use_flash(calls):
+        flex_backend.set_backend(calls, flex_backend.FLASH)
+        try:
+            return benchmark.times(new, old, options)
+        except Exception:
+            log.debug("Inductor's FLASH backend does not take this flex_attention", exc_info=True)
+            flex_backend.set_backend(calls, flex_backend.OPEN)
+    return benchmark.times(new, old, options)
 
 
 # All ranks use one decision for a subgraph: the first rank to ask decides, the others read its result.

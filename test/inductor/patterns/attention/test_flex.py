@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from torch_tile.inductor import compat
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import isolated_compile, no_graph_caches
 from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.graph import flex_backend
 from torch_tile.inductor.patterns.attention import flex
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import benchmark, decide
@@ -210,3 +212,42 @@ def test_is_timed_for_real(generator, tmp_path, monkeypatch):
         torch.testing.assert_close(torch.compile(f, backend=tile)(q, k, v), f(q, k, v), rtol=2e-5, atol=2e-5)
     (row,) = report.select("attention")
     assert row.status in ("kept", "replaced") and "us, Inductor" in row.reason, report
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["takes it", "does not take it"])
+@pytest.mark.parametrize("wins", [True, False], ids=["tile", "Inductor"])
+@pytest.mark.parametrize("asked", [None, "TRITON"])
+def test_the_rival_is_flash_where_it_is_there(asked, wins, takes, generator, monkeypatch, tmp_path):
+    """Inductor's FLASH backend is timed if the machine has it, it takes the call and the user names no backend. The
+    call that is kept is the one that was timed, and the report names it.
+    """
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(decide, "_outcomes", {})
+    monkeypatch.setattr(compat, "has_flex_flash", lambda device: True)
+    monkeypatch.setattr(flex_backend, "_device", lambda call: torch.device("cuda"))
+    timed = []
+
+    def times(new, old, options):
+        (call,) = flex_backend.flex_calls(old.graph)
+        timed.append(call.args[flex_backend.OPTIONS]["BACKEND"])
+        if timed[-1] == "FLASH" and not takes:
+            raise RuntimeError("no FLASH for this score_mod")
+        return (1.0, 2.0) if wins else (2.0, 1.0)
+
+    monkeypatch.setattr(benchmark, "times", times)
+    kept = []
+    keep = flex.set_backend
+    monkeypatch.setattr(flex, "set_backend", lambda calls, name: (kept.append(name), keep(calls, name)))
+    q, k, v = problem(generator)
+    f = lambda q, k, v: flex_attention(q, k, v, soft_cap, enable_gqa=True, kernel_options=options)  # noqa: E731
+    options = {"BACKEND": asked} if asked else None
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(f, backend=dry_run)(q, k, v)
+    (row,) = report.select("attention")
+    by_flash = asked is None and takes
+    assert timed == ([asked] if asked else ["FLASH"] if takes else ["FLASH", "AUTO"])
+    assert row.times.rival == f"Inductor's {'FLASH' if by_flash else 'Triton'}"
+    assert row.status == ("replaced" if wins else "kept") and f"{row.times.rival} {2 - (not wins):.1f} us" in row.reason
+    assert kept == ["FLASH"] * (by_flash and not wins)
+    (stored,) = tmp_path.glob("select/*.json")
+    assert decide._outcome(stored.read_text()) == row.times

@@ -22,6 +22,7 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
 from torch_tile.inductor.graph.extract import body_of
+from torch_tile.inductor.graph.flex_backend import FLASH, OP, set_backend
 from torch_tile.inductor.graph.nodes import (
     CASTS,
     COPIES,
@@ -42,11 +43,11 @@ from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.rewrite import BLOCK_SPARSE, arguments_of, call, describe
 from torch_tile.inductor.patterns.attention.scores import NoMatch
+from torch_tile.inductor.report.rows import KEPT
 from torch_tile.kernels.attention.args import BlockSparseArgs
 from torch_tile.kernels.attention.arguments import FAR
 from torch_tile.ops.families.attention_block_sparse import LEAST
 
-OP = torch.ops.higher_order.flex_attention
 PLACES = (index_expr.B, index_expr.H, index_expr.Q, index_expr.K)
 LISTS = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
@@ -65,9 +66,17 @@ def match(context: Context) -> None:
             if context.settings.select == "fastest":
                 rewrite.given = _with_examples(node)
             context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
+            _keep_rival(context, node, new)
         except Miss as reason:
             rewrite.discard()
             context.miss("attention", node, reason)
+
+
+def _keep_rival(context: Context, node: Node, new: Node) -> None:
+    """Give a call that is kept the backend of Inductor that won its contest."""
+    row = context.rows.get(new)
+    if row is not None and row.status == KEPT and row.times is not None and row.times.rival.endswith(FLASH):
+        set_backend([node], FLASH)
 
 
 def _output(node: Node) -> Node:
