@@ -92,7 +92,7 @@ def compile_shared(source: str) -> Path:
 
     The first text that a process builds also shows whether the compiler has a known miscompilation: then it warns.
 
-    Raises NoCompilerError if there is no compiler, or if it stops at a fault of its own, and CacheError if the cache
+    Raises NoCompilerError if there is no compiler, or if it stops at a fault of its own. Raises CacheError if the cache
     cannot be used. Raises ForeignTextError if the compiler refuses a text with an author's own in it. Raises
     InternalError if it refuses another text: then the code generator is at fault.
     """
