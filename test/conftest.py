@@ -121,10 +121,10 @@ def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _is_kept(item: pytest.Item, cases: int) -> bool:
-    """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/, by turns
-    half of the others, and a quarter of many cases.
+    """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/ or are
+    marked, by turns half of the others, and a quarter of many cases.
     """
-    if item.path.parent == Path(__file__).parent:
+    if item.path.parent == Path(__file__).parent or item.get_closest_marker("every_sample"):
         return True
     return _turn(item.nodeid, 4 if cases >= MANY_CASES else 2) == 0
 

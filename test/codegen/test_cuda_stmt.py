@@ -49,7 +49,7 @@ demo_kernel(int32_t* x, const int32_t k) {
       }
     }
   }
-  for (int i = 4; i < k; i += 3) {
+  for (int i = 4; i < k; i = (uint32_t)(k) - (uint32_t)i > 3u ? i + 3 : k) {
     const int64_t name = (int64_t)i * 2 + t;
     x[t % 64] = (int)name;
   }

@@ -96,3 +96,35 @@ def test_settled_bounds_stay_in_the_head(target):
 
     text = torch_tile.compile(kernel, target=target).get_kernel_source(False)
     assert "< n; " in text and "< m; " in text and "stop" not in text
+
+
+def stepping(dtype, step):
+    """Count the turns of a loop between arguments, and keep its last index."""
+
+    @T.prim_func
+    def kernel(O: T.Tensor((2,), dtype), start: dtype, stop: dtype):
+        with T.Kernel(1, threads=32):
+            turns, last = T.alloc_var(dtype, 0), T.alloc_var(dtype, 0)
+            for i in T.serial(start, stop, step):
+                turns += 1
+                last = i
+            O[0] = turns
+            O[1] = last
+
+    return kernel
+
+
+@pytest.mark.parametrize("step", [2, 3, 1000, 2**31 - 1, -2, -7, -1000])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_steps_that_leave_the_type_end_the_loop(dtype, step, way):
+    """The next index would lie beyond the greatest number, or below the least one."""
+    limits = torch.iinfo(getattr(torch, dtype))
+    kernel = stepping(getattr(T, dtype), step)
+    for far in (0, 1, abs(step), 3 * abs(step) + 1):
+        for end in (0, 1):
+            stop = limits.max - end if step > 0 else limits.min + end
+            start = max(limits.min, stop - far) if step > 0 else min(limits.max, stop + far)
+            turns = range(start, stop, step)
+            out = torch.zeros(2, dtype=getattr(torch, dtype))
+            way(kernel, out, start, stop)
+            assert out.tolist() == [len(turns), turns[-1] if turns else 0]

@@ -55,12 +55,14 @@ from grammar_processes import COMPILING, Limits, Lost, NoWatch, in_processes
 from ptx import accesses, stale
 
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
-# "keys" compiles a program for numbers that compare equal, "ptx" looks for accesses that NVRTC drops.
-OTHER_WAYS = ("keys", "ptx")
+# "unoptimised" is the CPU's text by a quick compiler, "keys" compiles a program for numbers that compare equal, "ptx"
+# looks for accesses that NVRTC drops.
+OTHER_WAYS = ("unoptimised", "keys", "ptx")
 # The executors of one program; the text shares the simulator's lowering, and "keys" skips most programs.
 TURNS = (("tiles", "cpu", "keys"), ("tiles", "sm_80", "text"), ("tiles", "sm_90a"))
 RARE_TURN, RARE_TURNS = ("tiles", "ptx"), 32  # one program of so many: NVRTC takes as long as all else
 EQUAL = (0.0, -0.0)
+UNOPTIMISED = '#pragma GCC optimize("O0")\n'  # takes g++ a quarter of the time
 PER_UNIT = 20  # programs in one compiled file
 SHRINKING_SECONDS = 60  # of a run's end
 PER_PART = PER_UNIT * len(TURNS)  # programs that a process takes at once
@@ -201,7 +203,7 @@ def on_gpu(case, cubin):
 
 RUNS = {"tiles": on_tiles, "keys": on_keys, "ptx": on_ptx}
 # What is compiled in units, for which architecture a CUDA text is made; the GPU's own for "gpu".
-IN_UNITS = {"cpu": None, "text": "sm_80", "gpu": "cuda"}
+IN_UNITS = {"cpu": None, "unoptimised": None, "text": "sm_80", "gpu": "cuda"}
 
 
 def outcome(case, way, run, watch):
@@ -236,9 +238,10 @@ def apart(n, text):
     return f"#pragma GCC push_options\nnamespace p{n} {{\n{text}}}\n#pragma GCC pop_options\n"
 
 
-def cpu_entries(cases):
+def cpu_entries(cases, optimised):
     texts = [case.cpu().text.replace(ENTRY, f"{ENTRY}_{n}") for n, case in enumerate(cases)]
-    library = ctypes.CDLL(str(compile_shared(joined([apart(n, text) for n, text in enumerate(texts)]))))
+    text = joined([apart(n, text) for n, text in enumerate(texts)])
+    library = ctypes.CDLL(str(compile_shared(text if optimised else UNOPTIMISED + text)))
     for n, _ in enumerate(cases):
         entry = library[f"{ENTRY}_{n}"]
         entry.restype, entry.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)
@@ -251,7 +254,7 @@ def compiled(cases, way, watch):
     for case in cases:
         watch.at(case.program.seed, way)
         try:
-            case.cpu() if way == "cpu" else case.text(IN_UNITS[way])
+            case.text(IN_UNITS[way]) if IN_UNITS[way] else case.cpu()
             ready.append(case)
         except Exception as error:
             outcomes.append(failed(case.program, way, error))
@@ -263,8 +266,8 @@ def compiled(cases, way, watch):
 def unit(cases, way, watch):
     try:
         watch.at(cases[0].program.seed, way + COMPILING)
-        if way == "cpu":
-            pairs = list(zip(cases, cpu_entries(cases), strict=True))
+        if IN_UNITS[way] is None:
+            pairs = list(zip(cases, cpu_entries(cases, way == "cpu"), strict=True))
             return [outcome(c, way, functools.partial(on_cpu, c, entry), watch) for c, entry in pairs]
         if way == "gpu":
             cubin = compile_cubin(joined([case.text("cuda").text for case in cases]), Target.of("cuda")).data

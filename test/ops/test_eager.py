@@ -6,9 +6,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import torch_tile  # noqa: F401
-from torch_tile.ops import eager
+from torch_tile.ops import eager, matrix_units
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import SCHEMAS
 from torch_tile.runtime.replay import LongWay
 
@@ -124,7 +123,7 @@ COPIES = (
 def test_only_launches_are_repeated(name, gpu, samples, monkeypatch):
     """On a stand-in for a GPU: the same kernels on as many blocks, and in the end no Python of ours between."""
     long_ways = []
-    monkeypatch.setattr(gemm, "torch_has_matrix_units", lambda: False)  # the stand-in's tensors are of the CPU
+    monkeypatch.setattr(matrix_units, "torch_has_matrix_units", lambda: False)  # the stand-in's tensors are of the CPU
     original = LongWay.__call__
     monkeypatch.setattr(LongWay, "__call__", lambda self, *args: long_ways.append(1) or original(self, *args))
     op = getattr(torch.ops.tile, name).default

@@ -20,8 +20,7 @@ from torch_tile.inductor.codegen import lowering
 from torch_tile.inductor.graph.nodes import arg, bind, named_args
 from torch_tile.inductor.select.roofline import cost_of
 from torch_tile.kernels.common import Machine
-from torch_tile.ops import checks, launchers, sharding
-from torch_tile.ops.families import gemm
+from torch_tile.ops import checks, launchers, matrix_units, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS, register
 from torch_tile.ops.registry import FORMS, OPERATORS, V, arguments_of, form, op_gradients
@@ -231,7 +230,9 @@ def test_every_operator_is_declared_whole(name):
 def test_a_call_launches_what_is_planned(name, samples, monkeypatch):
     """In the same order, on tensors of the same form; and to plan it needs no memory and leaves the arguments alone."""
     operator, seen = OPERATORS[name], []
-    monkeypatch.setattr(gemm, "torch_has_matrix_units", lambda: False)  # torch itself would multiply outside of plans
+    monkeypatch.setattr(
+        matrix_units, "torch_has_matrix_units", lambda: False
+    )  # torch itself would multiply outside of plans
 
     def spy(self, function):
         return lambda *choice: lambda *args: seen.append((function.on("cpu"), choice, [form_of(x) for x in args]))

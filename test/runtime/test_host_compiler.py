@@ -2,6 +2,7 @@
 """Source to library: what is rebuilt, what errors say, and that torch's OpenMP run time is the only one."""
 
 import ctypes
+import re
 import subprocess
 import sys
 import threading
@@ -42,7 +43,7 @@ def count_runs(monkeypatch) -> list[list[str]]:
         runs.append(command)
         return run(command)
 
-    find_compiler()
+    host_compiler._warn_of_miscompilations(find_compiler())  # which compiles a text, once in a process
     monkeypatch.setattr(host_compiler, "_run", counted)
     return runs
 
@@ -281,3 +282,82 @@ def test_a_compiler_of_cxx_that_works_is_taken_quietly(monkeypatch, fresh_compil
     with caplog.at_level("WARNING", logger="torch_tile"):
         assert find_compiler().command == found.command
     assert not caplog.records
+
+
+@pytest.fixture
+def fresh_check():
+    """Forget which compilers were checked, before and after."""
+    host_compiler._warn_of_miscompilations.cache_clear()
+    yield
+    host_compiler._warn_of_miscompilations.cache_clear()
+
+
+def miscompiler(folder, name, change):
+    """A compiler that changes the text, by a command of sed, or adds options."""
+    script = folder / name
+    script.write_text(
+        f"""#!/bin/bash
+args=()
+for a; do
+    case "$a" in
+    *miscompilations.cpp) sed "{change[0]}" "$a" > {folder}/changed.cpp; args+=({folder}/changed.cpp);;
+    *) args+=("$a");;
+    esac
+done
+exec {find_compiler().name} "${{args[@]}}" {change[1]}
+"""
+    )
+    script.chmod(0o700)
+    return script
+
+
+CHANGES = {
+    "branches": ("s/ - less;/ - more;/", ""),
+    "rounded_products": ("s/ + sums.n.;/ + sums[n] + 0x1p-24f;/", ""),
+    "special_numbers": ("", "-ffast-math"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_compiler_that_gets_kernels_wrong_is_named_once(
+    what, monkeypatch, tmp_path, folder, fresh_compiler, fresh_check
+):
+    script = miscompiler(tmp_path, f"miscompiles_{what}", CHANGES[what])
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(host_compiler, "_candidates", lambda: iter([(str(script),)]))
+    find_compiler.cache_clear()
+    assert host_compiler.MISCOMPILATIONS[what] in host_compiler.miscompilations(find_compiler())
+    with pytest.warns(RuntimeWarning) as caught:
+        compile_shared(source(1))
+        compile_shared(source(2))
+    (text,) = (str(w.message) for w in caught)
+    assert str(script) in text and host_compiler.MISCOMPILATIONS[what] in text and "CXX" in text
+    assert len(list(folder.rglob("*.so"))) == 3  # two of these texts, and the check
+
+
+def test_this_compiler_has_no_known_miscompilation_and_is_asked_once(monkeypatch, fresh_check):
+    runs = count_runs(monkeypatch)
+    host_compiler._warn_of_miscompilations.cache_clear()
+    for value in range(3):
+        compile_shared(source(value))
+    assert len(runs) == 3  # count_runs has built the check
+    host_compiler._warn_of_miscompilations.cache_clear()  # another process finds the check in the cache
+    compile_shared(source(3))
+    assert len(runs) == 4
+    assert host_compiler.miscompilations(find_compiler()) == []
+
+
+def test_each_miscompilation_is_a_function_of_the_check():
+    text = (host_compiler.csrc_dir() / "miscompilations.cpp").read_text()
+    assert set(re.findall(r'extern "C" int (\w+)', text)) == set(host_compiler.MISCOMPILATIONS) == set(CHANGES)
+
+
+def test_an_internal_error_of_the_compiler_is_not_ours(monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'x.cpp:1:1: internal compiler error: in f, at g.cc:7' >&2; exit 1\n")
+    broken.chmod(0o700)
+    changed = replace(find_compiler(), command=(str(broken),))
+    monkeypatch.setattr(host_compiler, "find_compiler", lambda: changed)
+    with pytest.raises(NoCompilerError, match="CXX") as caught:
+        compile_shared(source(5))
+    assert str(broken) in str(caught.value) and "bug in torch_tile" not in str(caught.value)

@@ -10,6 +10,16 @@ from torch_tile.ir.node import Visitor
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, If, Stmt, Store, While
 
 
+def advance(kind: str, name: str, last: str, step: int, leaves: bool) -> str:
+    """Return the text that advances a loop's variable; where the last sum `leaves` the type, it stops at `last`."""
+    if step == 1:
+        return f"++{name}"
+    if not leaves:
+        return f"{name} += {step}"
+    unsigned = "uint32_t" if kind == "int" else "uint64_t"
+    return f"{name} = ({unsigned})({last}) - ({unsigned}){name} > {step}u ? {name} + {step} : {last}"
+
+
 class Statements(Visitor, Lines):
     """Write statements line by line. A target adds loops, names, buffers, calls and what it prints otherwise."""
 

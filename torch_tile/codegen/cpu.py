@@ -7,7 +7,7 @@ each thread allocates once per launch.
 
 from __future__ import annotations
 
-from torch_tile.codegen.c_stmt import Statements
+from torch_tile.codegen.c_stmt import Statements, advance
 from torch_tile.codegen.c_text import (
     PREFIX,
     Names,
@@ -22,7 +22,7 @@ from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Expr, Load, Unary, Var
+from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Const, Expr, Load, Unary, Var
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Node, children, contains, find, symbols, walk
 from torch_tile.ir.stmt import (
@@ -182,8 +182,9 @@ class _Cpu(Statements):
         elif loop.kind is LoopKind.UNROLLED:
             self.line("#pragma GCC unroll 16")
         start = self.text.index(loop.starts[0])
-        advance = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
-        self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {advance})", loop.span)
+        leaves = loop.stops[0].dtype.bits == 64 and not isinstance(loop.stops[0], Const)
+        advanced = advance("int64_t", var, stop, loop.step, leaves)
+        self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {advanced})", loop.span)
         if self.text.is_natural(loop.starts[0]):
             self.text.natural.add(loop.vars[0])
         self.body(loop.body)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from torch_tile.codegen.c_stmt import Statements
+from torch_tile.codegen.c_stmt import Statements, advance
 from torch_tile.codegen.c_text import PREFIX, Names, is_small, reads_memory, storage, string
 from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is_entry
 from torch_tile.codegen.cuda_wgmma import Product, joined
@@ -115,8 +115,10 @@ class CudaStatements(Statements):
         if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
             first = f"(int)tile::min<int64_t>({first}, {bound})"
         step, name = 2 if paired else loop.step, self.names.of(var)
-        advance = f"++{name}" if step == 1 else f"{name} += {step}"
-        self.open(f"for ({kind} {name} = {first}; {name} < {last}; {advance})", loop.span)
+        leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else range_of(dt.int64))
+        self.open(
+            f"for ({kind} {name} = {first}; {name} < {last}; {advance(kind, name, last, step, leaves)})", loop.span
+        )
         if paired:
             self.pair(*paired, loop)
         else:

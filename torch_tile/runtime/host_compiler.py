@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,12 @@ FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
 )
+# The functions of csrc/miscompilations.cpp, and what it means that one of them returns 0.
+MISCOMPILATIONS = {
+    "branches": "branches on an index of a loop store wrong numbers",
+    "rounded_products": "products are not rounded before they are added",
+    "special_numbers": "NaN, infinities or signs of zeros get lost, as by -ffast-math",
+}
 _ERROR_LINES = 20
 _SAYS_ERROR = re.compile(r"\berror: |\bld: |: undefined reference")  # of the compiler, and of the linker
 _log = logging.getLogger("torch_tile")
@@ -65,6 +72,11 @@ class HostCompiler:
     identity: str
 
     @property
+    def name(self) -> str:
+        """The command, as the user would write it."""
+        return shlex.join(self.command)
+
+    @property
     def key(self) -> tuple[str, ...]:
         """What of the compiler and its flags is part of a library's key: the OpenMP library by its name."""
         link = [part for part in self.link if not part.startswith("-Wl,-rpath,")]
@@ -78,9 +90,11 @@ class HostCompiler:
 def compile_shared(source: str) -> Path:
     """Return the shared library of the C++ text `source`, built or from the cache. Any thread may call it.
 
-    Raises NoCompilerError if there is no compiler, and CacheError if the cache cannot be used. Raises ForeignTextError
-    if the compiler refuses a text with an author's own in it. Raises InternalError if it refuses another text: then the
-    code generator is at fault.
+    The first text that a process builds also shows whether the compiler has a known miscompilation: then it warns.
+
+    Raises NoCompilerError if there is no compiler, or if it stops at a fault of its own. Raises CacheError if the cache
+    cannot be used. Raises ForeignTextError if the compiler refuses a text with an author's own in it. Raises
+    InternalError if it refuses another text: then the code generator is at fault.
     """
     compiler = find_compiler()
     key = key_of(source, headers_digest(), *compiler.key)
@@ -93,12 +107,48 @@ def compile_shared(source: str) -> Path:
             result = _run(compiler.arguments(text, output, *flags))
         if result.returncode != 0:
             _check_machine(text, output, result)
+            if "internal compiler error" in result.stderr.lower() or "PLEASE submit a bug report" in result.stderr:
+                fix = f"{compiler.name} stopped at a fault of its own; name another version or compiler in CXX"
+                raise NoCompilerError(f"{fix}: {_failure(text, result)}")
             if FOREIGN in source:
                 raise ForeignTextError(result.stderr.strip())
             raise InternalError(_failure(text, result))
         _log.debug("%s compiled %s in %.2f s", compiler.command[0], text, time.perf_counter() - start)
+        _warn_of_miscompilations(compiler)
 
     return get_or_build(key, ".so", build)
+
+
+def miscompilations(compiler: HostCompiler) -> list[str]:
+    """Return what a compiler is known to get wrong, and does: values of MISCOMPILATIONS.
+
+    It compiles csrc/miscompilations.cpp once, into the cache. Raises CacheError if that fails.
+    """
+    source = csrc_dir() / "miscompilations.cpp"
+
+    def build(output: Path) -> None:
+        result = _run(compiler.arguments(source, output))
+        if result.returncode != 0:
+            raise CacheError(_failure(source, result))
+
+    library = load_library(get_or_build(key_of(source.read_bytes(), *compiler.key), ".so", build))
+    return [text for name, text in MISCOMPILATIONS.items() if not library[name]()]
+
+
+@functools.cache
+def _warn_of_miscompilations(compiler: HostCompiler) -> None:
+    """Warn where a compiler gets kernels wrong; once in a process."""
+    try:
+        found = miscompilations(compiler)
+    except CacheError as error:
+        found = [f"its check did not work ({error})"]
+    if found:
+        warnings.warn(
+            f"{compiler.name} miscompiles CPU kernels: {'; '.join(found)}. Their numbers may be wrong. Name another "
+            "compiler in CXX, or take such options out of it; `python -m torch_tile doctor` repeats this check.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 @functools.cache

@@ -61,11 +61,14 @@ def check_torch() -> str:
 
 
 def check_compiler() -> str:
-    """Find the C++ compiler and its flags."""
-    from torch_tile.runtime.host_compiler import find_compiler
+    """Find the C++ compiler and its flags, and look for known miscompilations."""
+    from torch_tile.runtime.host_compiler import find_compiler, miscompilations
 
     found = find_compiler()
-    return shlex.join([*found.command, *(flag for flag in found.flags if flag.startswith("-m"))])
+    if wrong := miscompilations(found):
+        raise RuntimeError(f"{found.name} miscompiles kernels: {'; '.join(wrong)}. Name another compiler in CXX")
+    flags = shlex.join([*found.command, *(flag for flag in found.flags if flag.startswith("-m"))])
+    return f"{flags}; no known miscompilation"
 
 
 def check_openmp() -> str:

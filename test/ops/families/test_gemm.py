@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import torch_tile.ops as ops
-from torch_tile.ops.families import gemm as gemm_family
+from torch_tile.ops import matrix_units
+from torch_tile.ops.families import conv as conv_family, gemm as gemm_family
 from torch_tile.ops.families.gemm import LinearArgs
 
 ACTIVATIONS = {
@@ -172,24 +173,84 @@ def test_swiglu_refuses():
             ops.swiglu(*args)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="torch's oneDNN has no bf16 here")
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 5, 64), (0, 64)])
-def test_products_left_to_torch_are_rounded_once(activation, shape, monkeypatch):
+HAS_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.fixture
+def with_matrix_units(monkeypatch):
+    """A CPU with AMX, as far as choosing goes: our own products raise."""
+    monkeypatch.setattr(matrix_units, "torch_has_matrix_units", lambda: True)
+    for family in (gemm_family, conv_family):
+        monkeypatch.setattr(family, "kernels", lambda name: pytest.fail(f"{name} runs"))
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="torch's oneDNN has no bf16 here")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 5, 64)])
+def test_products_left_to_torch_are_rounded_once(activation, shape, with_matrix_units):
     """On a CPU with AMX torch's own bf16 product runs; its results have one rounding, as ours."""
-    monkeypatch.setattr(gemm_family, "torch_has_matrix_units", lambda: True)
     x, weight, bias = torch.randn(shape).bfloat16(), torch.randn(33, 64).bfloat16(), torch.randn(33).bfloat16()
     for rest in ((None, None, activation), (bias, None, activation), (bias, torch.randn(*shape[:-1], 33).bfloat16())):
         with torch.no_grad():
             got = torch.ops.tile.linear(x, weight, *rest)
-        inside = LinearArgs(x, weight, *rest)
-        assert gemm_family._is_left_to_torch(inside)
-        exact = LinearArgs(*(v.double() if isinstance(v, torch.Tensor) else v for v in inside))
-        want = torch.nn.functional.linear(exact.x, exact.weight, exact.bias)
-        function = {"none": lambda v: v, "relu": torch.relu, "gelu": torch.nn.functional.gelu,
-                    "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
-                    "silu": torch.nn.functional.silu}[inside.activation]  # fmt: skip
-        want = function(want) + (0 if exact.residual is None else exact.residual)
+        exact = LinearArgs(*(v.double() if isinstance(v, torch.Tensor) else v for v in (x, weight, *rest)))
+        want = ACTIVATIONS[exact.activation](torch.nn.functional.linear(exact.x, exact.weight, exact.bias))
+        want = want + (0 if exact.residual is None else exact.residual)
         assert got.shape == want.shape and got.dtype == torch.bfloat16
         torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-3)
-    assert not gemm_family._is_left_to_torch(LinearArgs(x.float(), weight.float()))
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="torch's oneDNN has no bf16 here")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(3, 64), (2, 5, 70)])
+def test_gated_layers_left_to_torch_round_product_and_gate(activation, shape, with_matrix_units):
+    x, gate, up = (torch.randn(s).bfloat16() for s in (shape, (33, shape[-1]), (33, shape[-1])))
+    with torch.no_grad():
+        got = torch.ops.tile.swiglu(x, gate, up, activation)
+    want = ACTIVATIONS[activation](x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    assert got.shape == want.shape and got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="torch's oneDNN has no bf16 here")
+@pytest.mark.parametrize("a, b", [((7, 33), (33, 20)), ((3, 7, 33), (3, 33, 20)), ((3, 7, 33), (1, 33, 20))])
+def test_plain_products_left_to_torch(a, b, with_matrix_units):
+    a, b = torch.randn(a).bfloat16(), torch.randn(b).bfloat16()
+    for epilogue in ("", "ret acc0"):
+        with torch.no_grad():
+            got = torch.ops.tile.gemm(a, [b], [], "", epilogue, torch.bfloat16)
+        torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="torch's oneDNN has no bf16 here")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("sizes, taps", [((13, 10), (3, 3)), ((5, 9, 8), (3, 1, 2))])
+def test_convolutions_left_to_torch_are_rounded_once(activation, sizes, taps, with_matrix_units):
+    x, weight = torch.randn(2, *sizes, 17).bfloat16(), torch.randn(11, *taps, 17).bfloat16()
+    steps = {"stride": [2] * len(sizes), "padding": [1] * len(sizes), "dilation": [1] * (len(sizes) - 1) + [2]}
+    convolution = torch.nn.functional.conv2d if len(sizes) == 2 else torch.nn.functional.conv3d
+    for bias in (None, torch.randn(11).bfloat16()):
+        with torch.no_grad():
+            got = torch.ops.tile.conv(x, weight, bias, None, *steps.values(), activation)
+        wide = [t if t is None else t.double() for t in (x.movedim(-1, 1), weight.movedim(-1, 1), bias)]
+        want = ACTIVATIONS[activation](convolution(*wide, **steps)).movedim(1, -1)
+        torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-3)
+
+
+def test_what_torch_has_no_fast_product_for_stays_ours(monkeypatch):
+    """Other dtypes, one row of a gated layer, residuals of a convolution and uneven padding."""
+    monkeypatch.setattr(matrix_units, "torch_has_matrix_units", lambda: True)
+    ran = []
+    original = gemm_family.kernels
+    for family in (gemm_family, conv_family):
+        monkeypatch.setattr(family, "kernels", lambda name: ran.append(name) or original(name))
+    ops_, bf16 = torch.ops.tile, torch.bfloat16
+    x, w = torch.randn(1, 16), torch.randn(8, 16)
+    image, filters = torch.randn(1, 5, 6, 8).bfloat16(), torch.randn(4, 3, 3, 8).bfloat16()
+    with torch.no_grad():
+        ops_.linear(x, w)
+        ops_.swiglu(x.bfloat16(), w.bfloat16(), w.bfloat16(), "silu")
+        ops_.gemm(x.bfloat16(), [w.T.bfloat16()], [], "", "v=relu(acc0);ret v", bf16)
+        ops_.conv(image, filters, None, torch.randn(1, 3, 4, 4).bfloat16())
+        ops_.conv(image, filters, None, None, [], [1, 0, 0, 0])
+    assert ran == ["gemm.gemm"] * 3 + ["conv.conv"] * 2

@@ -7,11 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
+from torch_tile.kernels import kernels
 from torch_tile.kernels.conv.args import ConvArgs, result_dtype
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
+from torch_tile.ops.matrix_units import ACTIVATIONS, is_left_to_torch
 from torch_tile.ops.recomputed import by_autograd
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
@@ -69,6 +72,21 @@ def _fake(args: ConvArgs[Tensor]) -> Tensor:
     return x.new_empty((x.shape[0], *_sizes(args), weight.shape[0]), dtype=dtype)
 
 
+def _run(args: ConvArgs[Tensor], out: Tensor) -> None:
+    """Launch `tile.conv` into `out`, or let torch compute it."""
+    x, weight, bias, residual, *_, activation = args
+    dims = x.dim() - 2
+    window = args.window(dims)
+    if is_left_to_torch(x) and dims > 1 and residual is None and window.before == window.after and out.numel():
+        convolved = torch.ops.mkldnn._convolution_pointwise(
+            x.movedim(-1, 1), weight.movedim(-1, 1), bias, window.before, window.stride, window.dilation, 1,
+            *ACTIVATIONS[activation],
+        )  # fmt: skip
+        out.copy_(convolved.movedim(1, -1))
+        return
+    kernels("conv.conv").conv(*args, out=out)
+
+
 def _sharding(args: ConvArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.conv` for sharding: sizes between images and channels stay whole."""
     dims = range(len(args.x.shape) - 2)
@@ -118,6 +136,7 @@ Returns:
 """,
     module="conv.conv",
     fake=_fake,
+    run=_run,
     **by_autograd("conv.conv", "differentiable"),
     sharding=_sharding,
     flops=_flops,

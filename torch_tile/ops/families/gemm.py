@@ -7,7 +7,6 @@ derivative reads them.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple
@@ -20,13 +19,14 @@ from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
+from torch_tile.ops.matrix_units import ACTIVATIONS, is_left_to_torch
 from torch_tile.ops.registration import declare, register
 from torch_tile.ops.registry import Shape, V, op_gradients
 from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
-from torch_tile.runtime.launch_plan import current_plan
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element", "g": "[G, N]"}
+PLAIN = ("", "ret acc0")  # epilogues that give the product itself
 
 
 class LinearArgs(NamedTuple, Generic[V]):
@@ -165,7 +165,7 @@ def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
             *aux_dims(args.aux, args.kinds, batch),
         ],
         free=(*batch, "m", "n"),
-        summed=("k",) if len(args.bs) == 1 and args.epilogue in ("", "ret acc0") else (),
+        summed=("k",) if len(args.bs) == 1 and args.epilogue in PLAIN else (),
     )
 
 
@@ -209,10 +209,20 @@ def gemm(
     return out
 
 
+def _run_gemm(args: GemmArgs[Tensor], out: Tensor) -> None:
+    """Launch `tile.gemm` into `out`, or let torch compute a product without an epilogue."""
+    a, bs, _, _, epilogue, dtype = args
+    if is_left_to_torch(a) and len(bs) == 1 and epilogue in PLAIN and dtype == a.dtype:
+        torch.matmul(a, bs[0], out=out)
+        return
+    kernels("gemm.gemm").gemm(*args, out=out)
+
+
 register(
     name="gemm",
     args=GemmArgs,
     module="gemm.gemm",
+    run=_run_gemm,
     form=gemm,
     fake=_fake_gemm,
     backward=_gemm_backward,
@@ -282,39 +292,16 @@ def _linear_flops(args: LinearArgs[Shape]) -> int:
     return 2 * math.prod(args.x) * args.weight[0]
 
 
-ONEDNN: Final = {
-    "none": ("none", None), "relu": ("relu", None), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", None),
-}  # fmt: skip
-"""An activation by oneDNN's name and algorithm, which computes it in float32 and rounds once, as our kernels do."""
-
-
-@functools.cache
-def torch_has_matrix_units() -> bool:
-    """Return whether torch multiplies bf16 on this CPU by AMX, for which our CPU kernels have no instructions."""
-    return bool(torch.cpu._is_amx_tile_supported()) and torch.backends.mkldnn.is_available()
-
-
-def _is_left_to_torch(args: LinearArgs[Tensor]) -> bool:
-    """Return whether torch's own product is the faster one: of bf16 on a CPU with AMX, outside of plans."""
-    x, _, _, residual, activation = args
-    if x.device.type != "cpu" or x.dtype != torch.bfloat16 or not torch_has_matrix_units():
-        return False
-    return current_plan() is None and (residual is None or (residual.dtype == x.dtype and activation == "none"))
-
-
 def _run_linear(args: LinearArgs[Tensor], out: Tensor) -> None:
     """Launch `tile.linear` into `out`, or let torch compute it."""
-    if _is_left_to_torch(args):
-        x, weight, bias, residual, activation = args
-        product = torch.ops.mkldnn._linear_pointwise
-        if residual is None:
-            name, algorithm = ONEDNN[activation]
-            out.copy_(product(x, weight, bias, name, [], algorithm))
-        else:
-            out.copy_(product.binary(x, residual, weight, bias, "add"))
-        return
-    kernels("gemm.gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
+    x, weight, bias, residual, activation = args
+    product = torch.ops.mkldnn._linear_pointwise
+    if is_left_to_torch(x) and residual is None:
+        out.copy_(product(x, weight, bias, *ACTIVATIONS[activation]))
+    elif is_left_to_torch(x) and residual is not None and residual.dtype == x.dtype and activation == "none":
+        out.copy_(product.binary(x, residual, weight, bias, "add"))
+    else:
+        kernels("gemm.gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
 
 
 def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
@@ -400,7 +387,16 @@ def _swiglu_as_gemm(args: SwigluArgs[Tensor]) -> GemmArgs[Tensor]:
 
 
 def _run_swiglu(args: SwigluArgs[Tensor], out: Tensor) -> None:
-    """Launch `tile.swiglu` into `out`."""
+    """Launch `tile.swiglu` into `out`, or let torch compute it: but for one row, which is bound by memory.
+
+    Torch rounds the gate, too.
+    """
+    x, gate_weight, up_weight, activation = args
+    if is_left_to_torch(x) and x.numel() > x.shape[-1]:
+        product = torch.ops.mkldnn._linear_pointwise
+        gate = product(x, gate_weight, None, *ACTIVATIONS[activation])
+        out.copy_(product.binary(x, gate, up_weight, None, "mul"))
+        return
     kernels("gemm.gemm").gemm(*_swiglu_as_gemm(args), out=flattened(out))
 
 
