@@ -405,7 +405,8 @@ class JITFunction:
             return self.make(*args, **kwargs).program, []
         with_sizes = not kwargs.keys() <= self.signature.parameters.keys()
         call = (specialise_sizes if with_sizes else specialise)(self.function, self.signature, args, kwargs)
-        return trace_eager(call)[0], call.tensors
+        program = trace_eager(call)[0]
+        return program, call.passed(program)
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel that a function of the lazy style returns."""
@@ -434,7 +435,8 @@ class JITFunction:
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
-        return self._eager_kernel(call)(*call.tensors)
+        kernel = self._eager_kernel(call)
+        return kernel(*call.passed(kernel.program))
 
     def __getitem__(self, grid: object) -> Any:
         """Refuse Triton's `f[grid](...)`."""
