@@ -32,9 +32,8 @@ def gathered(rows=16, width=64, between="nothing", shift=0):
                 if between == "reads of the second":
                     for i, j in T.Parallel(rows, width):
                         d[i, j] += T.if_then_else(step > 0, b[i, j], 0)
-                if between == "an end":
-                    if Rows[step, 0] > 100:
-                        break
+                if between == "an end" and Rows[step, 0] > 100:
+                    break
                 for i, j in T.Parallel(rows, width):
                     b[i, j] = T.if_then_else(Rows[step, i] < 20, B[Rows[step, i], j], 0)
                 T.gemm(a, b, c, transpose_B=True)
