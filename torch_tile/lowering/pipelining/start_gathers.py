@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gather rows by cp.async in loops that nothing pipelines.
 
-A loop that fills a shared tile with rows that a table names holds what it loads in registers, beside accumulators,
-until it stores them. By cp.async nothing passes through registers, so that all rows of a thread are under way at once.
-Gathers begin together if no statement between them touches their tiles. A statement waits for the rows that it reads.
+A loop may fill a shared tile with rows that a table names. It holds what it loads in registers, beside accumulators.
+By cp.async nothing passes through registers, so that all rows of a thread are under way at once. Gathers begin together
+if no statement between them touches their tiles. A statement waits for the rows that it reads.
 """
 
 from __future__ import annotations
