@@ -99,6 +99,12 @@ ABSENT = {  # names that only TileLang's or TVM's compiler has, and what their u
     "from tilelang.layout import cute as name": "TileLang's compiler",
     "from tilelang.rocm.target import target_is_cdna as name": "AMD's GPUs",
     "from tilelang.metal.language import copy as name": "Apple's GPUs",
+    "from tilelang.cpu import language as name": "TileLang's compiler",
+    "from tilelang.contrib import hipcc as name": "AMD's GPUs",
+    "from tilelang.cuda import transform as name": "TileLang's compiler",
+    "from tilelang.ir import get_stmt_span as name": "TileLang's compiler",
+    "from tilelang.language.eager.ast import mutate as name": "TileLang's compiler",
+    "from tilelang.transform import LayoutInference as name": "TileLang's compiler",
     "from tvm.tirx.stmt_functor import post_order_visit as name": "TVM",
     "from tvm.relax import BlockBuilder as name": "TVM",
     "from tvm import IRModule as name": "TVM",
@@ -225,9 +231,12 @@ from tilelang.carver.roller.rasterization import NoRasterization
 from tilelang.carver.template import MatmulTemplate
 from tilelang.contrib import nvcc
 from tilelang.cuda.intrinsics.layout.mma_layout import make_mma_swizzle_layout
+from tilelang.cuda.language.pdl import pdl_sync
 from tilelang.cuda.target import target_is_hopper
 from tilelang.dtypes import float16
 from tilelang.jit.kernel import JITKernel
+from tilelang.language.annotations import annotate_layout
+from tilelang.language.atomic import atomic_add
 from tilelang.language.dtypes import *
 from tilelang.language.eager.builder import prim_func
 from tilelang.language.kernel import get_thread_binding
@@ -244,6 +253,21 @@ from tvm import testing
 @pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
 def test_modules_inside_modules(installed, line):
     exec(line, {})
+
+
+def test_a_target_that_is_not_served_is_refused_in_use(installed):
+    """A file whose one kernel is for an older GPU runs its others."""
+    import tilelang
+
+    @tilelang.jit(target={"kind": "cuda", "arch": "sm_75"})
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            T.clear(A)
+
+    with pytest.raises(torch_tile.TileError, match="sm_75"):
+        kernel.compile()
+    same = kernel.on({"kind": "cuda", "arch": "sm_90a"})
+    assert same is kernel.on("cuda:sm_90a") and same.compile().target.arch == "sm_90a"
 
 
 def test_a_module_never_hides_a_function(installed):

@@ -157,8 +157,7 @@ class Target:
         """
         if isinstance(target, Target):
             return target
-        if isinstance(target, dict):  # TileLang's {"kind": "cuda", "arch": "sm_90"}
-            target = f"{target.get('kind', 'auto')}:{target.get('arch', '')}".rstrip(":")
+        target = spelled(target)
         text = str(target).strip().lower()
         if text in ("", "auto"):
             if (around := cls.current()) is not None:
@@ -290,6 +289,13 @@ def rates_of(board: Board) -> Mapping[str, float]:
     """Return the operations per second by the operands' dtype name."""
     rates = {"bfloat16": board.half, "float16": board.half, "float32": board.single, "float64": board.double}
     return {name: rate * 1e12 for name, rate in rates.items()}
+
+
+def spelled(target: object) -> object:
+    """Return a target, TileLang's `{"kind": "cuda", "arch": "sm_90"}` as a text: "cuda:sm_90"."""
+    if not isinstance(target, dict):
+        return target
+    return f"{target.get('kind', 'auto')}:{target.get('arch', '')}".rstrip(":")
 
 
 def _bad_target(target: object, fix: str) -> TileError:

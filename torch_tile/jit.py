@@ -31,7 +31,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
 from torch_tile.diagnostics.spelling import names_parameters
-from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target
+from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target, spelled
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
@@ -329,7 +329,7 @@ class JITFunction:
             raise error("bad_argument", parameter_span(function, "self"), op="jit", name="self", why=why, fix=fix)
         self.function: FunctionType = function
         self.out_idx, self.options = out_idx, options or PassOptions()
-        self.target: object = Target.of(target) if isinstance(target, dict) else target  # kernels are found by it
+        self.target: object = spelled(target)  # kernels are found by it
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)
@@ -405,7 +405,8 @@ class JITFunction:
             return self.make(*args, **kwargs).program, []
         with_sizes = not kwargs.keys() <= self.signature.parameters.keys()
         call = (specialise_sizes if with_sizes else specialise)(self.function, self.signature, args, kwargs)
-        return trace_eager(call)[0], call.tensors
+        program = trace_eager(call)[0]
+        return program, call.passed(program)
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel that a function of the lazy style returns."""
@@ -434,7 +435,8 @@ class JITFunction:
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
-        return self._eager_kernel(call)(*call.tensors)
+        kernel = self._eager_kernel(call)
+        return kernel(*call.passed(kernel.program))
 
     def __getitem__(self, grid: object) -> Any:
         """Refuse Triton's `f[grid](...)`."""

@@ -130,6 +130,7 @@ def test_loads_of_short_loops_are_under_way_together():
     "slow",
     [
         loads(MOST + 1), loads(MOST // 2 + 1, count=2), loads(Var("n", dt.int32, "dim")), loads(8, effect("barrier")),
+        loads(15, loads(14)),  # each alone is short
         loads(8, loads(Var("n", dt.int32, "dim"))), loads(8, While(Const(True, dt.bool_), Block((store(),)))),
     ],
 )  # fmt: skip

@@ -356,6 +356,31 @@ def test_constants_steer_python():
         assert a.tolist() == ([0, -1, 0] if n == 3 else [5, -1, 0, -1, 0])
 
 
+@pytest.mark.parametrize("constant", [False, True])
+def test_none_for_tensors_that_an_eager_kernel_does_not_use(constant):
+    @tilelang.jit(target="cpu")
+    def kernel(bias, A, scale: T.float32, with_bias, B):
+        n = T.const("n") if constant else T.dynamic("n")
+        bias: T.Tensor((n,), "float32")
+        A: T.Tensor((n,), "float32")
+        B: T.Tensor((n,), "float32")
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                B[i] = A[i] * scale
+                if with_bias:
+                    B[i] += bias[i]
+
+    a, bias = torch.randn(5), torch.randn(5)
+    for given, with_bias in ((bias, True), (None, False), (bias, False)):
+        b = torch.zeros(5)
+        kernel(given, a, 2.0, with_bias, b)
+        torch.testing.assert_close(b, a * 2 + bias if with_bias else a * 2)
+    with pytest.raises(LaunchError, match="argument `bias` must be a tensor, got NoneType"):
+        kernel(None, a, 2.0, True, torch.zeros(5))
+    with pytest.raises(LaunchError, match="must be a tensor, got NoneType"):
+        kernel(None, None, 2.0, False, None)
+
+
 def test_wrong_arguments():
     with pytest.raises(LaunchError, match="argument `A` must have 2 dimensions"):
         scaled(torch.randn(3), 1.0)

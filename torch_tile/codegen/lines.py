@@ -69,7 +69,7 @@ def pragma(loop: For) -> str | None:
 def _waits_for_loads(loop: For) -> bool:
     """Return whether a short loop waits for nothing but loads from global memory, which can be under way together."""
     iterations = iterations_of(loop)
-    if iterations is None or iterations * size_of(loop.body) > MOST:
+    if iterations is None or iterations * size_of(loop.body, all_loops=True) > MOST:
         return False
     if any(isinstance(inner, While) or pragma(inner) is None for inner in find(loop.body, For, While)):
         return False
@@ -97,11 +97,11 @@ def picks_registers(loop: For) -> bool:
     )
 
 
-def size_of(node: Node) -> int:
-    """Count a body's statements, multiplied by the repetitions of unrolled loops in it."""
-    inner = sum(size_of(child) for child in children(node) if isinstance(child, Stmt))
+def size_of(node: Node, all_loops: bool = False) -> int:
+    """Count a body's statements, multiplied by the repetitions of unrolled loops in it, or of all loops."""
+    inner = sum(size_of(child, all_loops) for child in children(node) if isinstance(child, Stmt))
     if isinstance(node, For):
-        unrolled = node.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or picks_registers(node)
+        unrolled = all_loops or node.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or picks_registers(node)
         return inner * (iterations_of(node) or 1) if unrolled else inner
     if isinstance(node, Store):
         return GUARDED if _is_guarded(node) else 1

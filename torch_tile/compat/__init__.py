@@ -53,8 +53,8 @@ ELSEWHERE = {
 PARTS = {
     "tilelang.language": (
         f"{OURS}.language",
-        "ast builtin common copy_op customize eager eager.builder eager.utils "
-        "experimental fill_op frame gemm_op kernel logical loop math_intrinsics meta "
+        "annotations ast atomic builtin common copy_op customize eager eager.ast eager.builder eager.utils "
+        "experimental experimental.gemm_sp_op fill_op frame gemm_op kernel logical loop math_intrinsics meta "
         "proxy reduce_op scan_op symbolics tile_schedule tir tir.entry tir.ir tir.op utils v2 v2.annot v2.builder "
         "warp_specialize warpgroup",
     ),
@@ -63,10 +63,10 @@ PARTS = {
     "tilelang.carver.arch": (f"{OURS}.carver.arch", "arch_base cpu"),
     "tilelang.carver.template": (f"{OURS}.carver.template", "base elementwise matmul"),
     "tilelang.cuda.intrinsics": (f"{OURS}.cuda.intrinsics", "layout layout.mma_layout layout.utils"),
-    "tilelang.cuda.language": (f"{OURS}.language", "intrinsics"),
+    "tilelang.cuda.language": (f"{OURS}.language", "atomic intrinsics pdl"),
     "tilelang.engine": (f"{OURS}.engine", "param"),
     "tilelang.intrinsics": (f"{OURS}.cuda.intrinsics", "mma_layout utils"),
-    "tilelang.layout": (f"{OURS}.language.layout", "fragment layout swizzle"),
+    "tilelang.layout": (f"{OURS}.language.layout", "fragment gemm_sp layout partial_fragment swizzle"),
     "tilelang.profiler": (f"{OURS}.profiler", "bench"),
     "tilelang.transform": (f"{OURS}.transform", "pass_config simplify"),
 }
@@ -172,12 +172,13 @@ class _Served(Loader):
 
 def _keep_functions(fullname: str) -> None:
     """Serve modules that have the name of a function beside them, such as tilelang.engine.lower, before they are
-    imported: an import of them would put the module into the function's place.
+    imported: an import of them would put the module into the function's place. `annotations` is __future__'s name.
     """
     for name in ELSEWHERE:
         above, _, last = name.rpartition(".")
         found = vars(sys.modules[fullname]).get(last) if above == fullname else None
-        if callable(found) and name not in sys.modules and getattr(found, "__module__", "") == ELSEWHERE[name]:
+        beside = callable(found) and getattr(found, "__module__", "") == ELSEWHERE[name]
+        if name not in sys.modules and (beside or found is annotations):
             sys.modules[name] = importlib.import_module(ELSEWHERE[name])
 
 

@@ -407,6 +407,12 @@ class EagerCall:
     key: Any
     sizes: dict[str, int] = field(default_factory=dict)
 
+    def passed(self, program: Program) -> list[Any]:
+        """Return what the kernel of `program` takes: tensors, numbers, and None for tensors that it does not use."""
+        if all(value is not None for value in self.arguments.values()):
+            return self.tensors
+        return [self.arguments[param.name] for param in program.params if param.name in self.arguments]
+
 
 @dataclass
 class Specialisation:
@@ -572,6 +578,8 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
         known = ", ".join(sorted(learner.asked)) or "none"
         raise TypeError(f"{call.function.__name__}.compile() got the size `{min(strange)}`; T.const names {known}")
     unknown = [symbol.name for symbol in learner.symbols if symbol.name not in learner.values]
+    if unknown and (none := next((n for n in learner.params if call.arguments[n] is None), None)) is not None:
+        raise LaunchError(not_a_tensor(none, None))
     if unknown and ABSENT in call.arguments.values():
         raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
     if learner.symbols:
@@ -660,6 +668,8 @@ class _Run:
     def _learn(self, name: str, kind: TensorType) -> None:
         """Bind a tensor's constant sizes from the call's argument."""
         tensor, rank = self.call.arguments[name], len(kind.shape)
+        if tensor is None:  # which the kernel may not use: its launch tells
+            return
         if name not in self.wanted:
             raise LaunchError(not_a_tensor(name, tensor))
         if tensor is not ABSENT and tensor.dim() != rank:

@@ -30,6 +30,7 @@ from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
 from torch_tile.lowering.pipelining.prune_async_groups import prune_async_groups
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
+from torch_tile.lowering.pipelining.start_gathers import start_gathers
 from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.lowering.threads.bind_threads import bind_threads
@@ -77,6 +78,7 @@ def cuda_passes(build: Build, no_roles: str = "", single: bool = False) -> tuple
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
         (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
+        (bound(start_gathers), Stage.TILE),  # rows that a table names come by cp.async in other loops, too
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma, single), Stage.TILE),  # products by wgmma stay in flight beside other work
         (bound(peel_causal), Stage.TILE),  # loops of such products branch only where a mask begins

@@ -106,6 +106,46 @@ def test_tiles_that_nothing_asks_about():
     assert buffers == {"s": row_major((3, 5)), "f": spread((64,), 32, 1)}
 
 
+def parts_of_sums(columns, transposed=False):
+    """A loop stores half of the sums of a product in shared memory; another adds what it reads to memory."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32, 32), "float16"), B: T.Tensor((32, columns), "float16"), C: T.Tensor((32, columns), "float32")
+    ):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, columns), "float16")
+            c = T.alloc_fragment((32, columns), "float32")
+            half = T.alloc_shared((columns, 16) if transposed else (16, columns), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            for part in T.unroll(2):
+                for i, j in T.Parallel(32, columns):
+                    if i < 16:
+                        if transposed:
+                            half[j, i] = c[i + part * 16, j]
+                        else:
+                            half[i, j] = c[i + part * 16, j]
+                for i, j in T.Parallel(16, columns):
+                    T.atomic_add(C[i + part * 16, j], half[j, i] if transposed else half[i, j])
+
+    return kernel
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("columns", [32, 48, 64])
+def test_loops_store_fragments_in_all_banks(columns, transposed, way, seed):
+    torch.manual_seed(seed)
+    kernel = parts_of_sums(columns, transposed)
+    if not transposed:
+        buffers, _ = inferred(kernel)
+        assert row_major((16, columns)) != buffers["half"] == shared_tile((16, columns), 32)
+    a, b, c = torch.randn(32, 32).half(), torch.randn(32, columns).half(), torch.zeros(32, columns)
+    way(kernel, a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
+
+
 def test_layouts_of_a_role_cover_its_threads():
     """What a role alone has in registers is spread over its threads, whatever number the first of them has."""
 

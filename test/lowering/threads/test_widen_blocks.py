@@ -70,6 +70,32 @@ def attention(keys, dim, extra, threads=128):
     return kernel
 
 
+def two_levels(columns, anew=False):
+    """Sums of products are added to sums of arithmetic in every second step; or a tile takes their double `anew`."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, columns), "float16"),
+        C: T.Tensor((128, columns), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((128, 32), "float16"), T.alloc_shared((32, columns), "float16")
+            part, total = T.alloc_fragment((128, columns), "float32"), T.alloc_fragment((128, columns), "float32")
+            T.clear(part)
+            T.clear(total)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, part)
+                if (k + 1) % 2 == 0:
+                    for i, j in T.Parallel(128, columns):
+                        total[i, j] = part[i, j] * 2.0 if anew else total[i, j] + part[i, j]
+                    T.clear(part)
+            T.copy(total, C)
+
+    return kernel
+
+
 def threads_of(kernel, target="cuda:sm_90a", **options):
     """Return the threads that the pass gives a kernel; the schedule report tells of a change."""
     build = Build(torch_tile.hardware.Target.of(target), PassOptions(**options))
@@ -97,9 +123,16 @@ def test_values_of_sums_that_live_together(way, seed):
     torch.testing.assert_close(c.double(), want, rtol=1e-3, atol=2e-2)
 
 
+def test_values_of_sums_of_two_levels(way, seed):
+    torch.manual_seed(seed)
+    a, b, c = torch.randn(128, 128).half(), torch.randn(128, 128).half(), torch.zeros(128, 128)
+    way(two_levels(128), a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_spills_afterwards(target):
-    for kernel in (product(128, 256), product(256, 128), product(192, 160)):
+    for kernel in (product(128, 256), product(256, 128), product(192, 160), two_levels(128)):
         made = torch_tile.compile(kernel, target=target)
         assert not any(used.spills for used in made.resources.values()), made.schedule
 
@@ -116,6 +149,9 @@ def test_nothing_spills_afterwards(target):
         (product(256, 256), 128),  # of 512 threads each has 128 registers, and needs as many
         (attention(128, 128, 1), 256),
         (attention(64, 128, 1), 128),
+        (two_levels(128), 256),
+        (two_levels(64), 128),
+        (two_levels(128, anew=True), 128),  # the tile that is taken anew lives after the sums
         (attention(64, 128, 2), 128),  # scores that come one after another do not live together
     ],
 )

@@ -18,14 +18,14 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.layout import replicated, row_major, spread
+from torch_tile.ir.layout import replicated, row_major, shared_tile, spread
 from torch_tile.ir.node import Node, Rewriter, children, find
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.parallel.nest import Nest, is_static, nest_of
-from torch_tile.tileop.parallel.op import default_layout, demands, following
+from torch_tile.tileop.parallel.op import contiguous, default_layout, demands, following
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext, role_context
 
 Element = Load | Store
@@ -83,6 +83,8 @@ def _infer_kernel_layouts(kernel: Kernel, build: Build) -> Kernel:
         opened = [_decide(d, known) for d in member.opens(known)]
         if opened:
             _propagate(survey.members, known)
+    if not build.options.measured:
+        _part_banks(survey.members, known)
     _fill_up(survey, known)
     build.placements += [Placement(d.buffer.name, d.buffer.scope, str(d.layout), d.why, d.span) for d in known]
     new: Kernel = _Apply(known, survey.members)(kernel)
@@ -130,6 +132,16 @@ def _propagate(members: list[_Member], known: Layouts) -> None:
         news = [_decide(demand, known) for demand in member.asks(known)]
         if any(news):
             waiting = len(members)
+
+
+def _part_banks(members: list[_Member], known: Layouts) -> None:
+    """Swizzle the shared tiles that loops store from fragments: the rows that a warp stores lie in the same banks."""
+    for nest in (member.nest for member in members if member.nest is not None and member.nest.fragments):
+        for use in nest.memory:
+            shape = use.buffer.static_shape
+            if use.stored and use.buffer.scope == "shared" and shape is not None and contiguous(use, nest) is not None:
+                layout, why = shared_tile(shape, use.buffer.dtype.bits), "swizzled against bank conflicts of a loop"
+                _decide(Demand(use.buffer, layout, False, why, nest.loop.span), known)
 
 
 def _fill_up(survey: _Survey, known: Layouts) -> None:

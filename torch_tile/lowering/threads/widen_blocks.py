@@ -9,7 +9,7 @@ that never name a thread are changed, in which every operation is of the whole b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch_tile.compiler.context import Build
@@ -62,16 +62,28 @@ def _bodies(kernel: Kernel) -> Iterator[Node]:
 
 
 def _sums(body: Node) -> tuple[int, Buffer | None]:
-    """Count the registers, 4 bytes each, of accumulators that live at the same time in `body`; return the largest.
+    """Count the registers, 4 bytes each, of fragments that live at the same time in `body`; return the largest.
 
-    Those live together that the body only adds to. Of those that it begins anew at least one lives beside them.
+    Those live together that the body only adds to, by products or by arithmetic. Of the accumulators of products that
+    it begins anew at least one lives beside them.
     """
-    tiles = list(IdSet(op.C.buffer for op in find(body, Gemm) if op.C.buffer.scope == "fragment"))
-    begun = IdSet(_begun(body))
-    sizes = [(math.prod(tile.static_shape or (0,)) * tile.dtype.itemsize // 4, tile) for tile in tiles]
-    kept = sum(size for size, tile in sizes if tile not in begun)
-    passing = max((size for size, tile in sizes if tile in begun), default=0)
-    return kept + passing, max(sizes, key=lambda found: found[0])[1] if sizes else None
+    sums, begun = _fragments(op.C.buffer for op in find(body, Gemm)), IdSet(_begun(body))
+    kept = [_registers(tile) for tile in _fragments((*sums, *_stored(body))) if tile not in begun]
+    passing = [_registers(tile) for tile in sums if tile in begun]
+    return sum(kept) + max(passing, default=0), max(sums, key=_registers, default=None)
+
+
+def _fragments(buffers: Iterable[Buffer]) -> IdSet[Buffer]:
+    return IdSet(buffer for buffer in buffers if buffer.scope == "fragment")
+
+
+def _registers(tile: Buffer) -> int:
+    return math.prod(tile.static_shape or (0,)) * tile.dtype.itemsize // 4
+
+
+def _stored(body: Node) -> Iterator[Buffer]:
+    """Return the buffers that statements of `body` store to, element by element."""
+    yield from (store.buffer for store in find(body, Store))
 
 
 def _begun(body: Node) -> Iterator[Buffer]:
