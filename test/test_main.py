@@ -76,6 +76,7 @@ def test_load_keywords_and_modules(file, monkeypatch) -> None:
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("{file}:nothing", "has no function nothing"),
         ("my_model.py:", "is neither llama"),
+        (__file__, f"its functions are {__file__}:"),
         (":small", "is neither llama"),
         ("{file}:alone", r"the arguments that alone\(\) returns are a Tensor; they should be a tuple"),
         ("{file}:wrong", r"wrong\(\) should return \(model, arguments\)"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import os
@@ -170,7 +171,8 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return sample.model, *sample.arguments(torch.randint(0, sample.vocabulary, (1, 128)))
     where, _, name = target.rpartition(":")
     if not where or not name:
-        raise Mistake(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")
+        kinds = " nor ".join((*SAMPLES, "FILE.py:NAME", "MODULE:NAME"))
+        raise Mistake(f"{target!r} is neither {kinds}{_functions_of(target)}")
     made = named(target)()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise Mistake(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
@@ -183,7 +185,7 @@ def named(target: str) -> Any:
     """Return the function that FILE.py:NAME or MODULE:NAME stands for. Raises Mistake."""
     where, _, name = target.rpartition(":")
     if not where or not name:
-        raise Mistake(f"{target!r} is neither FILE.py:NAME nor MODULE:NAME")
+        raise Mistake(f"{target!r} is neither FILE.py:NAME nor MODULE:NAME{_functions_of(target)}")
     if where.endswith(".py"):
         if not Path(where).is_file():
             raise Mistake(f"there is no file {where}")
@@ -200,6 +202,14 @@ def named(target: str) -> Any:
         functions = [known for known, value in names.items() if callable(value)]
         raise Mistake(f"{where} has no function {name}{did_you_mean(name, functions)}")
     return names[name]
+
+
+def _functions_of(file: str) -> str:
+    """Name the functions of a file that is given without a name; "" if there is none."""
+    if not file.endswith(".py") or not Path(file).is_file():
+        return ""
+    found = [each.name for each in ast.parse(Path(file).read_text()).body if isinstance(each, ast.FunctionDef)]
+    return f"; its functions are {', '.join(f'{file}:{name}' for name in found[:8])}" if found else ""
 
 
 def _module_of(file: str) -> ModuleType:

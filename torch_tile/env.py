@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.runtime.cache import cache_dir
 
 CACHE = "TORCH_TILE_CACHE_DIR"

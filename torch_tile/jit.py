@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target, spelled
 from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
@@ -417,8 +418,11 @@ class JITFunction:
             raise given_tensors(self.__name__, bound) or problem from None
         if isinstance(made, PrimFunc):
             return made
-        names = kernels_in(source_tree(self.function))
+        tree = source_tree(self.function)
+        names, bare = kernels_in(tree), _undecorated(tree)
         fix = f"end it with `return {names[-1]}`" if names else "return the kernel, a function with @T.prim_func"
+        if bare:
+            fix = f"write @T.prim_func above `def {bare[-1]}`"
         got = "None" if made is None else f"an object of type {type(made).__name__}"
         raise error("no_kernel", result_span(self.function), name=self.__name__, got=got, fix=fix)
 
@@ -446,12 +450,9 @@ class JITFunction:
 
     def __getattr__(self, name: str) -> Any:
         """Name the call that compiles the kernel, for an attribute that compiled kernels have."""
-        why = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if not name.startswith("_") and name in {*dir(JITKernel), *JITKernel.__annotations__}:
-            own = self.__dict__.get("__name__", "f")
-            call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
-            why += f": compiled kernels have it, as {call}.{name}"
-        raise AttributeError(why)
+        own = self.__dict__.get("__name__", "f")
+        call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
+        raise missing_attribute(self, name, JITKernel, call)
 
     def read_outside(self) -> tuple[Any, ...]:
         """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""
@@ -634,13 +635,23 @@ def _signature(function: FunctionType) -> inspect.Signature:
 def _returns_prim_func(function: FunctionType) -> bool:
     """Return whether a function's source defines a @T.prim_func inside."""
     tree = source_tree(function)
-    return bool(kernels_in(tree)) or not (_opens_kernel(tree) or _declares_tensors(tree))
+    return bool(kernels_in(tree) or _undecorated(tree)) or not (_opens_kernel(tree) or _declares_tensors(tree))
 
 
 def kernels_in(tree: ast.FunctionDef) -> list[str]:
     """Return the names of the @T.prim_func that a function defines."""
-    inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
-    return [d.name for d in inner if any("prim_func" in ast.dump(by) for by in d.decorator_list)]
+    return [d.name for d in _inner(tree) if any("prim_func" in ast.dump(by) for by in d.decorator_list)]
+
+
+def _undecorated(tree: ast.FunctionDef) -> list[str]:
+    """Return the names of inner functions that open a kernel and declare its tensors, but have no decorator."""
+    found = [d for d in _inner(tree) if not d.decorator_list and _opens_kernel(d)]
+    return [d.name for d in found if any("Tensor" in ast.dump(a.annotation) for a in d.args.args if a.annotation)]
+
+
+def _inner(tree: ast.FunctionDef) -> list[ast.FunctionDef]:
+    """Return the functions that a function defines."""
+    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
 
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:

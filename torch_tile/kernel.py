@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.context import Build, Schedule
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import LaunchError, TileError
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
@@ -59,6 +60,9 @@ class JITKernel(metaclass=Compiled):
     build: Build
     cubin: Cubin | None
     run: Callable[..., Any]  # a call outside of torch.compile
+    config: Mapping[str, Any] | None  # what the autotuner chose, and its milliseconds
+    latency: float | None
+    ref_latency: float | None
 
     def __init__(
         self, program: Program, lowered: Callable[[], Program], source: str, launcher: BaseLauncher, build: Build,
@@ -67,9 +71,7 @@ class JITKernel(metaclass=Compiled):
         self.program, self.source = program, source
         self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
-        self.config: Mapping[str, Any] | None = None  # what the autotuner chose, and its milliseconds
-        self.latency: float | None = None
-        self.ref_latency: float | None = None
+        self.config = self.latency = self.ref_latency = None
         self.__name__: str = program.name
         self.run = self._first_call
         self.dynamo_key: str = register_for_dynamo(self)
@@ -81,6 +83,10 @@ class JITKernel(metaclass=Compiled):
     def __deepcopy__(self, memo: object) -> JITKernel:
         """Return the kernel itself, because a kernel is never changed."""
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the nearest attribute."""
+        raise missing_attribute(self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on `args`; return the results that the kernel allocates."""

@@ -135,6 +135,9 @@ def pass_options(
         if name not in ACCEPTED:
             near = nearest(name, (*own, *KNOWN))
             fix = f"did you mean {near}?" if near else f"give one of {', '.join((*own, *KNOWN))}"
+            keys = {key.partition(".")[2]: key for key in EFFECTIVE}
+            if not near and (key := nearest(name, keys)):
+                fix = f'did you mean pass_configs={{"{keys[key]}": True}}?'
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
     for name, value, wanted in (("strict", strict, bool), ("pass_configs", pass_configs or {}, Mapping)):
         if not isinstance(value, wanted):

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.diagnostics.spelling import did_you_mean, names_parameters
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -64,8 +65,6 @@ def do_bench(
     `dynamic_symbolic_constraints`, `early_stop_baseline` and `device` are TileLang's, and change no time. Raises
     ValueError for another mode or backend.
     """
-    if not callable(fn):
-        raise TypeError(f"do_bench: fn is {type(fn).__name__}; expected a function to call: do_bench(lambda: f(x))")
     for name, value in (("warmup", warmup), ("rep", rep), ("n_warmup", n_warmup), ("n_repeat", n_repeat)):
         if not isinstance(value, int | float) or value < 0:
             raise TypeError(f"do_bench: {name} is {value!r}; expected a number of 0 or more")

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.binding import scalar, size_of
+from torch_tile.diagnostics.arguments import calls_back, can_take, names_parameters
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.diagnostics.signatures import can_take
-from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
@@ -67,9 +66,8 @@ def custom_op(
     if launcher is None:
         fix = "give one that torch_tile.compile, or f.compile(...) of a jitted function, returns"
         raise TypeError(f"custom_op: kernel is {type(kernel).__name__}; expected a compiled kernel: {fix}")
-    for name, function in (("backward", backward), ("setup_context", setup_context)):
-        if function is not None and not callable(function):
-            raise TypeError(f"custom_op: {name} is {function!r}; expected a function, or None")
+    if setup_context is not None and backward is None:
+        raise TypeError("custom_op: setup_context is given without the backward for which it would keep tensors")
     results = len(kernel.out_idx) + len(kernel.program.outputs)
     wanted = {
         "backward": (backward, 1 + results, "ctx, *grads"),
@@ -184,8 +182,10 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
 
 def _counted(kernel: JITKernel, backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
     """Return what `backward` gives. Raise TypeError unless that is a gradient, or None, for each argument."""
-    found = backward(ctx, *grads)
     names = [param.name for param in kernel.launcher.binding.given]
+    kept = f"without setup_context, ctx.saved_tensors holds the tensors of {', '.join(names)}, then the results"
+    with calls_back(f"custom_op calls backward(ctx, *grads); {kept}"):
+        found = backward(ctx, *grads)
     count = len(found) if isinstance(found, tuple | list) else 1
     if count != len(names):
         raise TypeError(

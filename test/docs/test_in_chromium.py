@@ -136,4 +136,4 @@ def test_show(tmp_path: Path) -> None:
     page = torch_tile.show(product)
     path = page.save(tmp_path / "kernel.html")
     notes = len(page.kernel.schedule.rows)
-    check(path, {"h1": 1, "h2": 5, "th": 4, "td": 4 * notes, "summary": 4, "svg": 3})
+    check(path, {"h1": 1, "h2": 5, "th": 3, "td": 3 * notes, "summary": 4, "svg": 3})

@@ -42,7 +42,8 @@ def message_of(text: str, folder: Path) -> tuple[str, list[int]]:
     except Exception as problem:
         said = [int(line) for line in re.findall(rf"{re.escape(str(path))}:(\d+)", str(problem))]
         frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
-        return f"{type(problem).__name__}: {problem}", said or frames
+        notes = "".join(f"\n{note}" for note in getattr(problem, "__notes__", ()))
+        return f"{type(problem).__name__}: {problem}{notes}", said or frames
     texts = [text for each in told if str(path) in (text := str(each.message))]
     return "\n".join(texts), [
         int(line) for text in texts for line in re.findall(rf"{re.escape(str(path))}:(\d+)", text)

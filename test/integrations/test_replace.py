@@ -228,5 +228,5 @@ def test_meta_device(build) -> None:
 
 
 def test_only_modules() -> None:
-    with pytest.raises(TypeError, match=r"model is function; expected an nn\.Module"):
+    with pytest.raises(TypeError, match=r"model is of type function; expected an nn\.Module"):
         replace_layers(lambda x: x)

@@ -14,8 +14,9 @@ from torch_tile.autotuner.machine import can_measure
 from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, Settings, settings_of, variant
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import error
-from torch_tile.diagnostics.spelling import names_parameters, nearest
+from torch_tile.diagnostics.spelling import missing_attribute, nearest
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
@@ -124,6 +125,11 @@ class AutotunedFunction:
                 found = self.found.get(key) or self._find(key, args, kwargs)
         function, config, kernel = found
         return kernel if kernel is not None else function(*args, **kwargs, **config)
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the call that compiles the kernel, for an attribute that compiled kernels have."""
+        call = f"{self.__dict__.get('__name__', 'f')}.compile(...)"
+        raise missing_attribute(self, name, JITKernel, call)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """Compile the fastest kernel for these arguments; of an eager kernel, for sizes given by name.
@@ -241,6 +247,12 @@ def _check_dicts(configs: Iterable[Any]) -> None:
     for config in configs:
         if not isinstance(config, Mapping):
             why, fix = f"have {config!r}"[:80], 'write each as a dict, {"block_M": 64, "num_stages": 2}'
+            raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values = [config[name] for config in configs if name in config]
+        texts = [value for value in values if isinstance(value, str)]
+        if texts and len(texts) < len(values):
+            why, fix = f"have the text {texts[0]!r} for `{name}`, and numbers elsewhere", "write numbers without quotes"
             raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
 
 

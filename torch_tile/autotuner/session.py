@@ -31,8 +31,8 @@ from torch_tile.autotuner.result import (
 from torch_tile.autotuner.trials import check_all, compile_all, made_by_seed, spare, time_all, written
 from torch_tile.compiler.binding import Binding
 from torch_tile.compiler.cost_model import estimate
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import TileError, error
-from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction

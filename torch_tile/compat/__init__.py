@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_tile.compat.absent import absent, reason, reason_of_name
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.tolerance import tolerate
 
 OURS = "torch_tile"
@@ -80,10 +80,6 @@ def install(tvm: bool = True) -> None:
     Kernels called on tensors that require gradients warn that results have none; elsewhere such calls are errors.
     Calls after the first change nothing. Raises ImportError where the real module is imported already.
     """
-    if not isinstance(tvm, bool):
-        raise TypeError(
-            f"install: tvm is {tvm!r}; expected True or False: whether `import tvm` is served beside `import tilelang`"
-        )
     for name in ("tilelang", "tvm")[: 1 + tvm]:
         if name in _serving:
             continue

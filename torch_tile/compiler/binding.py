@@ -61,6 +61,9 @@ class Binding:
         if len(args) != len(self.given):
             made = [p.name for p in self.program.params if p.name not in self.names]
             by_kernel = f"; the kernel allocates {', '.join(made)} itself (out_idx)" if made else ""
+            if not made and 0 < len(args) < len(self.given):
+                last = list(range(len(args), len(self.given)))
+                by_kernel = f"; if it writes {', '.join(self.names[len(args) :])}, let it allocate that: out_idx={last}"
             raise LaunchError(f"{self._takes()}, got {len(args)}{by_kernel}")
         return list(args)
 

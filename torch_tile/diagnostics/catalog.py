@@ -99,7 +99,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "allocate the result with T.empty(shape, dtype)",
     ),
     "no_kernel": ("`{name}` returned {got}, not a @T.prim_func", "{fix}"),
-    "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
+    "not_compiled": ("the kernel `{name}` is called before it is compiled", "{fix}"),
     "return_in_region": (
         "`return` inside {where}",
         "compute the value in a T.alloc_var and return after the region; T.thread_return() ends a thread",

@@ -16,8 +16,9 @@ import torch
 import torch_tile
 import torch_tile.ops
 import torch_tile.ops.own_kernel  # graphs from Inductor's cache call its operator
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.progress import waiting
-from torch_tile.diagnostics.spelling import did_you_mean, names_parameters
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage

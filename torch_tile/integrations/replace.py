@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import torch_tile.nn as tnn
-from torch_tile.diagnostics.signatures import can_take
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import calls_back, can_take, names_parameters
 from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
 from torch_tile.integrations.scans import replace_scans
@@ -92,13 +91,7 @@ def replace_layers(
     Returns:
         What was changed, in the model's order; empty if nothing was.
     """
-    if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"replace_layers: model is {given}; expected an nn.Module")
     kinds = {"linear": linear, "norm": norm, "mlp": mlp, "attention": attention}
-    for kind, flag in (kinds | {"quantized": quantized, "scan": scan, "experts": experts}).items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"replace_layers: {kind} is {flag!r}; expected True or False (filter_fn chooses layers)")
     if filter_fn is not None and not can_take(filter_fn, 2):
         raise TypeError(
             f"replace_layers: filter_fn is {filter_fn!r}; expected a function of a layer and its name, "
@@ -106,7 +99,8 @@ def replace_layers(
         )
 
     def wanted(module: nn.Module, name: str) -> bool:
-        chosen = True if filter_fn is None else filter_fn(module, name)
+        with calls_back("replace_layers calls filter_fn(layer, name)"):
+            chosen = True if filter_fn is None else filter_fn(module, name)
         if chosen is None:  # else a forgotten `return` would leave all layers alone
             raise TypeError(f"replace_layers: filter_fn returns None for the layer {name!r}; expected True or False")
         return bool(chosen)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.nn.functional import with_sinks
 from torch_tile.ops import append_to_pages, attention_paged, attention_paged_lse, mla_decode_lse
@@ -25,6 +26,7 @@ Cache = Tensor | tuple[Tensor, Tensor]
 """A paged cache: one tensor of keys and values, or a pair of both."""
 
 
+@explains_misfits
 def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> tuple[Tensor, Tensor]:
     """View a cache as pages of keys and of values, `[blocks, block_size, Hkv, D]` each.
 
@@ -56,6 +58,7 @@ def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> 
     return (keys.transpose(1, 2), values.transpose(1, 2)) if heads_first else (keys, values)
 
 
+@explains_misfits
 def paged_attention(
     query: Tensor,
     kv_cache: Cache,
@@ -115,6 +118,7 @@ def paged_attention(
     return found if out is None else out.view(found.shape).copy_(found).view(out.shape)
 
 
+@explains_misfits
 def write_cache(
     key: Tensor,
     value: Tensor,
@@ -151,12 +155,15 @@ def write_cache(
     """
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
     _check_most(query_start_loc, max_query_len)
+    _check_new("key", key, query_start_loc)
+    _check_new("value", value, query_start_loc)
     new_keys, new_values = (_with_queries(x, query_start_loc) for x in (key, value))
     scales = _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values)
     place = block_table, seq_lens, query_start_loc, max_query_len
     _call(append_to_pages, "write_cache", new_keys, new_values, keys, values, *place, *scales)
 
 
+@explains_misfits
 def mla_decode(
     query: Tensor | tuple[Tensor, Tensor],
     kv_cache: Tensor,
@@ -186,6 +193,11 @@ def mla_decode(
 
     Raises RuntimeError, TypeError and ValueError as `ops.mla_decode` does.
     """
+    if isinstance(query, Tensor):
+        require(
+            query.shape[-1] == kv_cache.shape[-1],
+            lambda: f"mla_decode: query has {query.shape[-1]} columns; expected {kv_cache.shape[-1]}, as kv_cache",
+        )
     q, q_pe = query if isinstance(query, tuple) else query.tensor_split((kv_lora_rank,), dim=-1)
     latents, rotary = split_latents(kv_cache, kv_lora_rank)
     own, own_pe = (x if x.dim() == 4 else x.unsqueeze(1) for x in (q, q_pe))
@@ -197,6 +209,7 @@ def mla_decode(
     return (found if out is None else out.copy_(found)), lse
 
 
+@explains_misfits
 def write_latents(
     kv_c: Tensor,
     k_pe: Tensor,
@@ -227,6 +240,7 @@ def write_latents(
     write_cache(new, new_pe, (latents, rotary), block_table, seq_lens, query_start_loc, max_query_len)
 
 
+@explains_misfits
 def split_latents(kv_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
     """View a cache of latents as pages of latents `[blocks, block_size, C]` and of rotary parts `[.., R]`."""
     shape = tuple(kv_cache.shape)
@@ -242,6 +256,7 @@ def split_latents(kv_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
     return flat[..., :kv_lora_rank], flat[..., kv_lora_rank:]
 
 
+@explains_misfits
 def block_table_of_indices(kv_indptr: Tensor, kv_indices: Tensor, page_size: int, max_pages: int) -> Tensor:
     """Make a block table of the slots of all sequences. SGLang keeps the slots one after the other for its kernels.
 
@@ -265,6 +280,7 @@ def block_table_of_indices(kv_indptr: Tensor, kv_indices: Tensor, page_size: int
     return torch.where(inside, slots // page_size, -1).int()
 
 
+@explains_misfits
 def block_table_of_requests(req_to_token: Tensor, req_pool_indices: Tensor, page_size: int, max_len: int) -> Tensor:
     """Make a block table from SGLang's table of slots.
 
@@ -320,6 +336,17 @@ def _check_most(query_start_loc: Tensor | None, max_query_len: int) -> None:
             max_query_len > 0,
             lambda: f"max_query_len is {max_query_len}; expected the most queries of a sequence, with query_start_loc",
         )
+
+
+def _check_new(name: str, new: Tensor, query_start_loc: Tensor | None) -> None:
+    """Refuse new keys and values whose heads are not a dimension."""
+    require(
+        new.dim() == 3 or (query_start_loc is None and new.dim() == 4),
+        lambda: (
+            f"write_cache: {name} has shape {list(new.shape)}; expected [tokens, heads, head_dim]: "
+            f"{name}.unflatten(-1, (heads, head_dim))"
+        ),
+    )
 
 
 def _check_page_size(page_size: int) -> None:

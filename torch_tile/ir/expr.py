@@ -57,6 +57,8 @@ def _for_builtins(span: Span | None) -> str:
     source = span.source()[span.column :] if span else ""
     if span and span.source().lstrip().startswith("case "):
         return "write `if x == 0:`, `elif x == 1:` and `else:`, which the device runs: Python decides a `match`"
+    if "sorted(" in source:
+        return "order two values so: `a, b = T.min(a, b), T.max(a, b)`"
     return next((f"write T.{name}(x, y)" for name in ("min", "max") if source.startswith(f"{name}(")), "")
 
 

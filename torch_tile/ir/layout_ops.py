@@ -133,11 +133,14 @@ def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
     return "\n".join([*lines, *(["..."] if height > rows else [])])
 
 
-def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
-    """Draw the whole grid as an SVG document with the indices beside it; `bits` of an element tell the bank of a
-    memory layout.
+def svg_picture(
+    layout: Layout, bits: int = 32, cell: int = 34, rows: int | None = None, columns: int | None = None
+) -> str:
+    """Draw the grid, or its first `rows` and `columns`, as an SVG document with the indices beside it.
+
+    `bits` of an element tell the bank of a memory layout.
     """
-    height, width = _size(layout)
+    height, width = (min(size, most or size) for size, most in zip(_size(layout), (rows, columns), strict=True))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '
         f'viewBox="{-cell} {-cell} {(width + 1) * cell} {(height + 1) * cell}" '

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
@@ -95,6 +96,7 @@ _METHODS = {
     "fill_": "T.fill(tile, value)",
     "append": "a kernel cannot grow a buffer: give it the size that it will have",
 }
+_OF_TORCH = ("item", "numpy", "tolist", "cpu", "cuda", "detach", "clone", "contiguous", "value", "requires_grad_")
 
 
 _AGAIN = "a part of a buffer is indexed again", "write all indices in one pair of brackets: A[i, j]"
@@ -109,6 +111,10 @@ _STATEMENTS = {
     "'Region' object does not support item assignment": _AGAIN,
     "'Region' object is not subscriptable": _AGAIN,
 }
+_ONE_VALUE = (
+    "a value is indexed",
+    "a value has no elements, one of T.alloc_var neither: write `v += x`; T.alloc_local((n,), dtype) holds several",
+)
 
 
 def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
@@ -123,9 +129,15 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
         if isinstance(problem.obj, Expr | Handle | Region):
             what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
             fix = _METHODS.get(str(problem.name)) or _HAVE.get(kind, _WRITE)
+            if problem.name in _OF_TORCH:
+                fix = f"leave `.{problem.name}()` out: a kernel computes with the value as it is"
             if (own := str(problem.name)) not in _METHODS and callable(getattr(language, own, None)):
                 fix = f"T.{own} is a function: call it with its arguments, T.{own}(...)"
             return error("python_value", span, problem=what, fix=fix)
+        if isinstance(problem.obj, ModuleType) and problem.obj.__name__.startswith(f"{language.__name__}."):
+            module, name = problem.obj.__name__.rpartition(".")[2], str(problem.name)
+            fix = f"write T.{name}" if hasattr(language, name) else instead(name) or "T has all functions: T.exp, T.max"
+            return error("unknown_name", span, name=f"{module}.{name}", fix=fix)
     if isinstance(problem, LookupError) and (not text or not problem.args or isinstance(problem.args[0], Expr)):
         return device_key_error(problem.args[0] if problem.args else text, span)
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
@@ -137,6 +149,9 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     if type(problem) is IndexError and re.match(r"(list|tuple) index out of range|pop from empty list", text):
         fix = "a loop of the device is traced once, so its lists get one entry: use T.alloc_local((n,), dtype)"
         return error("python_value", span, problem=text, fix=fix)
+    indexed_value = re.match(r"'(\w+)' object (is not subscriptable|does not support item assignment)", text)
+    if indexed_value and indexed_value[1] in _CLASSES and indexed_value[1] not in ("Handle", "Region"):
+        return error("python_value", span, problem=_ONE_VALUE[0], fix=_ONE_VALUE[1])
     for part, (what, fix) in _STATEMENTS.items():
         if part in text:
             return error("python_value", span, problem=what, fix=fix)
@@ -268,6 +283,9 @@ INSTEAD = {
     "static_print": "Python's `print(text)` runs once, while the kernel is traced",
     "make_block_ptr": "there are no pointers to blocks: T.copy(A[i * 32, j * 32], tile) takes the tile's extents",
     "make_tensor_descriptor": "T.copy makes descriptors by itself: T.copy(A[i * 32, j * 32], tile)",
+    "nn": "write the formula of an element: `for i in T.Parallel(n): Y[i] = T.max(X[i], 0)`; examples/kernels has more",
+    "functional": "write the formula of an element: `for i in T.Parallel(n): Y[i] = T.max(X[i], 0)`",
+    "linalg": "T.gemm(a, b, c) multiplies tiles; T.reduce_sum and the like fold them",
     "advance": "compute the place from the loop's index: T.copy(A[i * 32, k * 32], tile)",
     "debug_barrier": "T.sync_threads() is a barrier; the compiler places those that tiles need",
     "__syncthreads": "T.sync_threads() is a barrier; the compiler places those that tiles need",

@@ -56,7 +56,10 @@ class PrimFunc:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse the call: a kernel has to be compiled first."""
-        raise error("not_compiled", author_span(), name=self.__name__)
+        span = author_span()
+        returned = span is not None and span.source().lstrip().startswith("return ")
+        fix = f"write `return {self.__name__}`" if returned else f"torch_tile.compile({self.__name__})(...)"
+        raise error("not_compiled", span, name=self.__name__, fix=fix)
 
     @property
     def attrs(self) -> dict[str, Any]:

@@ -312,6 +312,9 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
     """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
         init, scope = None, init
+    if isinstance(dtype, tuple | list | int):
+        fix = f"T.alloc_var(dtype, init) holds one value; T.alloc_local({dtype!r}, dtype) holds several"
+        raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=f"is the shape {dtype!r}", fix=fix)
     if SPELLINGS.get(scope) != "var":
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)

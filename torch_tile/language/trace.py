@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -206,7 +207,10 @@ def tracing() -> Iterator[Tracer]:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         notes = [(None, f"the function assigns `{name}` further down, so it is a local name everywhere: rename one")]
         is_later = isinstance(problem, UnboundLocalError)
-        raise error("undefined_name", _span_of(problem), notes if is_later else (), name=name) from problem
+        span = _span_of(problem)
+        items = re.search(rf" as (\w+(?:, \w+)*, {name}\b[\w, ]*):", span.source() if span else "")
+        fix = f"write `as ({items[1]}):`: Python reads several `with` items here" if items else ""
+        raise error("undefined_name", span, notes if is_later else (), name=name, fix=fix) from problem
     except TileError:
         raise
     except (TypeError, AttributeError, LookupError) as problem:

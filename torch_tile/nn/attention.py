@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
@@ -84,6 +84,7 @@ class Attention(nn.Module):
         self.q_norm: RMSNorm | None = RMSNorm(self.head_dim, eps, cast_first=True, **factory) if qk_norm else None
         self.k_norm: RMSNorm | None = RMSNorm(self.head_dim, eps, cast_first=True, **factory) if qk_norm else None
 
+    @explains_misfits
     def forward(
         self,
         hidden_states: Tensor,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.ops.checks import check_tensors

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.nn.scans import Run, Tensor, operator, refuse
 
 Result = tuple[Tensor, Tensor | None]
 
 
+@explains_misfits
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -35,6 +37,7 @@ def chunk_gated_delta_rule(
     return _chunks("gated_delta_rule", (q, k, v, g, beta), (scale, use_qk_l2norm_in_kernel), *options)
 
 
+@explains_misfits
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -58,6 +61,7 @@ def fused_recurrent_gated_delta_rule(
     return _steps("gated_delta_rule", (q, k, v, g, beta), (scale, use_qk_l2norm_in_kernel), *options)
 
 
+@explains_misfits
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -85,6 +89,7 @@ fused_recurrent_kda = fused_recurrent_gated_delta_rule
 """`chunk_kda`, token after token: the decays of the delta rule's steps may be those of channels."""
 
 
+@explains_misfits
 def chunk_gla(
     q: Tensor,
     k: Tensor,
@@ -101,6 +106,7 @@ def chunk_gla(
     return _chunks("gated_linear_attention", (q, k, v, g), (scale,), *options)
 
 
+@explains_misfits
 def fused_recurrent_gla(
     q: Tensor,
     k: Tensor,
@@ -120,6 +126,7 @@ def fused_recurrent_gla(
     return _steps("gated_linear_attention", (q, k, v, no_decay(v) if gk is None else gk), (scale,), *options)
 
 
+@explains_misfits
 def chunk_simple_gla(
     q: Tensor,
     k: Tensor,
@@ -136,6 +143,7 @@ def chunk_simple_gla(
     return chunk_gla(q, k, v, _decay(v, g, g_gamma), scale, initial_state, output_final_state, cu_seqlens, run)
 
 
+@explains_misfits
 def fused_recurrent_simple_gla(
     q: Tensor,
     k: Tensor,
@@ -155,6 +163,7 @@ def fused_recurrent_simple_gla(
     return _steps("gated_linear_attention", (q, k, v, _decay(v, g, g_gamma)), (scale,), *options)
 
 
+@explains_misfits
 def chunk_linear_attn(
     q: Tensor,
     k: Tensor,
@@ -178,6 +187,7 @@ def chunk_linear_attn(
     return out, state
 
 
+@explains_misfits
 def chunk_retention(
     q: Tensor,
     k: Tensor,
@@ -194,6 +204,7 @@ def chunk_retention(
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)
 
 
+@explains_misfits
 def chunk_lightning_attn(
     q: Tensor,
     k: Tensor,
@@ -212,6 +223,7 @@ def chunk_lightning_attn(
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)
 
 
+@explains_misfits
 def chunk_dplr_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -230,6 +242,7 @@ def chunk_dplr_delta_rule(
     return _chunks("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
 
 
+@explains_misfits
 def fused_recurrent_dplr_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -250,6 +263,7 @@ def fused_recurrent_dplr_delta_rule(
     return _steps("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
 
 
+@explains_misfits
 def chunk_rwkv7(
     r: Tensor,
     w: Tensor,
@@ -267,6 +281,7 @@ def chunk_rwkv7(
     return chunk_dplr_delta_rule(r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, run)
 
 
+@explains_misfits
 def fused_mul_recurrent_rwkv7(
     r: Tensor,
     w: Tensor,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.ops.losses import (
     check_reduction,
     cross_entropy_loss as cross_entropy,

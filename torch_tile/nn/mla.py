@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.nn.attention import PagedLatents
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
@@ -90,6 +90,7 @@ class MLAAttention(nn.Module):
         )
         self.o_proj: Linear = Linear(num_heads * v_head_dim, hidden_size, bias, **factory)
 
+    @explains_misfits
     def forward(
         self,
         hidden_states: Tensor,

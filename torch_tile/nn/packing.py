@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.kernels import kernels
 from torch_tile.runtime.launch_plan import has_memory
 
 BITS = 4  # of a code of a format
 
 
+@explains_misfits
 def pack_fields(numbers: Tensor, bits: int, high_first: bool = False) -> Tensor:
     """Pack natural numbers below `2^bits` `[N, K]` into bytes `[N, K * bits / 8]`, the first in the lowest bits.
 
@@ -44,6 +46,7 @@ def pack_fields(numbers: Tensor, bits: int, high_first: bool = False) -> Tensor:
     return packed
 
 
+@explains_misfits
 def unpack_fields(words: Tensor, bits: int, high_first: bool = False) -> Tensor:
     """Unpack bytes `[N, K * bits / 8]` to natural numbers `[N, K]` of uint8: the inverse of `pack_fields`."""
     if bits not in (1, 2, 4, 8):
@@ -52,6 +55,7 @@ def unpack_fields(words: Tensor, bits: int, high_first: bool = False) -> Tensor:
     return torch.stack([words >> place & ((1 << bits) - 1) for place in places], -1).flatten(-2)
 
 
+@explains_misfits
 def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tensor]:
     """Round a weight `[N, K]` to a format of 4 bits, in runs of `group` columns.
 
@@ -64,6 +68,7 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
     Raises ValueError on an unknown format, or if `group` does not divide K.
     """
+    _check_matrix(weight)
     formats = kernels("gemm.dequant").FORMATS
     if format not in formats:
         raise ValueError(f"format is {format!r}; expected one of {', '.join(map(repr, formats))}")
@@ -81,6 +86,7 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
     return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales.to(known.scale)
 
 
+@explains_misfits
 def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Round a weight `[N, K]` to NVFP4 (NVIDIA, arXiv:2509.25149, appendix A).
 
@@ -92,6 +98,7 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Raises ValueError if 16 does not divide K.
     """
+    _check_matrix(weight)
     if weight.shape[-1] % 16:
         raise ValueError(f"weight has {weight.shape[-1]} columns; expected a multiple of 16")
     known = kernels("gemm.dequant").FORMATS["e2m1"]
@@ -105,6 +112,21 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales, whole
 
 
+def _check_words(**given: Tensor) -> None:
+    """Raise TypeError unless all tensors hold words of 32 bits."""
+    for name, tensor in given.items():
+        if tensor.dtype != torch.int32:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected words of torch.int32, as a checkpoint has them")
+
+
+def _check_matrix(weight: Tensor) -> None:
+    """Raise ValueError for a vector, TypeError for rounded numbers."""
+    if weight.dim() < 2:
+        raise ValueError(f"weight has shape {list(weight.shape)}; expected [N, K]")
+    if not weight.is_floating_point():
+        raise TypeError(f"weight has dtype {weight.dtype}; expected floats, which are rounded here")
+
+
 def _nearest(numbers: Tensor, format: Any) -> Tensor:
     """Return the codes of the numbers of a format that lie nearest."""
     table, order = format.table(torch.float32, numbers.device).sort()
@@ -113,6 +135,7 @@ def _nearest(numbers: Tensor, format: Any) -> Tensor:
     return codes
 
 
+@explains_misfits
 def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Widen words and scales of `quantize_4bit` to the weight `[N, K]` that they stand for."""
     weight: Tensor = kernels("gemm.dequant").dequantize(words, scales, None, BITS, True, 0, dtype, format)
@@ -139,12 +162,14 @@ def undo_double_quantization(codes: Tensor, table: Tensor, scales: Tensor, block
     return found
 
 
+@explains_misfits
 def from_gptq(qweight: Tensor, qzeros: Tensor, bits: int, one_less: bool) -> tuple[Tensor, Tensor]:
     """Re-pack GPTQ's words: int32 `[K * bits / 32, N]` and zeros `[G, N * bits / 32]`, first fields in lowest bits.
 
     `one_less`: zeros are stored less 1, modulo `2^bits`, as in the first version of the format. Returns words
     `[N, K * bits / 8]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8. Bits are 2, 4 or 8.
     """
+    _check_words(qweight=qweight, qzeros=qzeros)
     if qzeros.shape[-1] * 32 != qweight.shape[-1] * bits:
         expected = f"{qweight.shape[-1] * bits / 32:g}, as qweight has {qweight.shape[-1]} for {bits} bits"
         raise ValueError(f"qzeros has {qzeros.shape[-1]} columns; expected {expected}")
@@ -159,11 +184,13 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring columns each field of 4 bits of AWQ's words holds, from the lowest bits on."""
 
 
+@explains_misfits
 def from_awq(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
     """Re-pack AWQ's words of 4 bits: int32 `[K, N / 8]` and zeros `[G, N / 8]`, output features interleaved.
 
     Returns words `[N, K / 2]`, whose first column is in the lowest bits, and zeros `[N, G]` of uint8.
     """
+    _check_words(qweight=qweight, qzeros=qzeros)
     if qzeros.shape[-1] != qweight.shape[-1]:
         raise ValueError(f"qzeros has {qzeros.shape[-1]} columns; expected {qweight.shape[-1]}, as qweight")
     inverse = [AWQ_ORDER.index(column) for column in range(8)]

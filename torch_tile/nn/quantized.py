@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_tile.diagnostics.spelling import names_parameters
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
@@ -61,7 +61,6 @@ class QuantizedLinear(nn.Module):
         whole_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
-        _check_rounded("QuantizedLinear", words=words)
         if words.dim() != 2 or words.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
             kind = f"{words.dtype}, {list(words.shape)}"
             raise TypeError(
@@ -164,7 +163,7 @@ class Float8Linear(nn.Module):
         self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, input_scale: Tensor | None = None
     ) -> None:
         super().__init__()
-        _check_rounded("Float8Linear", weight=weight, scale=scale)
+        _check_kept("Float8Linear", weight, (torch.float8_e4m3fn, torch.float8_e5m2), scale)
         for name, tensor in (("weight", weight), ("scale", scale), ("input_scale", input_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -214,7 +213,7 @@ class Int8Linear(nn.Module):
     @names_parameters
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, threshold: float = 0.0) -> None:
         super().__init__()
-        _check_rounded("Int8Linear", weight=weight, scale=scale)
+        _check_kept("Int8Linear", weight, (torch.int8,), scale)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -242,14 +241,16 @@ class Int8Linear(nn.Module):
         return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
 
 
-def _check_rounded(layer: str, **given: object) -> None:
-    """Raise TypeError unless a layer is made of tensors, as authors may give sizes like those of nn.Linear."""
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{layer}: {name} is of type {type(value).__name__}; expected a rounded tensor: "
-                f"{layer}.from_linear(nn.Linear(...)) makes them"
-            )
+def _check_kept(layer: str, weight: Tensor, dtypes: tuple[torch.dtype, ...], scale: Tensor) -> None:
+    """Raise TypeError for a weight of another dtype, ValueError for shapes that no layer has."""
+    if weight.dtype not in dtypes:
+        raise TypeError(f"{layer}: weight has dtype {weight.dtype}; expected {' or '.join(map(str, dtypes))}")
+    if weight.dim() != 2:
+        raise ValueError(f"{layer}: weight has shape {list(weight.shape)}; expected [N, K]")
+    n, k = weight.shape
+    shapes = [[1, 1], [n, 1]] if dtypes == (torch.int8,) else [[1, 1], [n, 1], [-(-n // 128), -(-k // 128)]]
+    if list(scale.shape) not in shapes:
+        raise ValueError(f"{layer}: scale has shape {list(scale.shape)}; expected {' or '.join(map(str, shapes))}")
 
 
 def _check_linear(layer: object) -> None:

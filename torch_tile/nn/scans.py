@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
+
 Tensor = torch.Tensor
 Run = Callable[..., Any]
 ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
@@ -21,6 +23,7 @@ def operator(name: str, *args: Any) -> Any:
     return getattr(torch.ops.tile, name)(*args)
 
 
+@explains_misfits
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -61,6 +64,7 @@ def causal_conv1d_fn(
     return out.transpose(1, 2), torch.cat([state, x], -1)[..., x.shape[2] :]
 
 
+@explains_misfits
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -97,6 +101,7 @@ def causal_conv1d_update(
     return made[0] if x.dim() == 2 else torch.stack(made, -1)
 
 
+@explains_misfits
 def mamba_chunk_scan_combined(
     x: Tensor,
     dt: Tensor,
@@ -152,6 +157,7 @@ def mamba_chunk_scan_combined(
     return (out, states) if return_final_states else out
 
 
+@explains_misfits
 def selective_state_update(
     state: Tensor,
     x: Tensor,

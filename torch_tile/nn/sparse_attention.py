@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.nn.scans import refuse
 
 Tensor = torch.Tensor
@@ -14,6 +15,7 @@ ROWS = 16  # of the smallest block of queries that lists may have
 HIDES = "seen=le(i3,x0);v=where(seen,acc0,-inf);ret v"
 
 
+@explains_misfits
 def parallel_nsa(
     q: Tensor,
     k: Tensor,
@@ -41,7 +43,7 @@ def parallel_nsa(
         q: `[B, T, H, D]`: the last T of S positions.
         k: `[B, S, Hkv, D]`.
         v: `[B, S, Hkv, Dv]`.
-        g_cmp: `[B, T, H]`, the factors of the compressed branch; None for 0, and then blocks must be given.
+        g_cmp: `[B, T, H]`, the factors of the compressed branch; None for 0.
         g_slc: the same of the selected branch; None for 1.
         g_swa: the same of the window; None for 0.
         block_indices: int32 `[B, T, Hkv, n]`, distinct blocks of `block_size` keys, and -1 for none.

@@ -63,11 +63,11 @@ Returns:
     return first, second
 
 
-def check_heads(op: str, heads: Any, kv_heads: Any) -> None:
-    """Check that each head of keys serves as many heads of queries."""
+def check_heads(op: str, heads: Any, kv_heads: Any, order: str = "") -> None:
+    """Check that each head of keys serves as many heads of queries. `order` says in the message where heads stand."""
     require(
         heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
-        lambda: f"tile.{op}: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
+        lambda: f"tile.{op}: q has {heads} heads; expected a multiple of k's and v's {kv_heads}{order}",
     )
 
 
@@ -83,7 +83,7 @@ def check_batched(op: str, args: Any) -> None:
     checks.check_size(op, "k", k, 3, q.shape[3], "q's head dimension")
     for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
-    check_heads(op, q.shape[1], k.shape[1])
+    check_heads(op, q.shape[1], k.shape[1], ": heads come second, [B, H, S, D]")
     require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
     if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
         require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")

@@ -247,7 +247,15 @@ def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
         for name, value in (*zip(names, given, strict=False), *named.items()):
             if isinstance(value, torch.Tensor | str) and kinds.get(name, "Tensor") not in ("Tensor", "str"):
                 _refuse_kind(f"tile.{operator.name}: {name}", kinds[name], value)
-        return form(*given, **named)
+        try:
+            return form(*given, **named)
+        except TypeError:
+            from torch_tile.diagnostics.arguments import misfit  # not before: `import torch_tile` needs none of it
+
+            problem = misfit(form, given, named)
+            if problem is None:
+                raise
+        raise problem
 
     return call
 

@@ -23,6 +23,7 @@ import torch
 from torch_tile.diagnostics.progress import clock_line, only_clock
 from torch_tile.inductor import compat
 from torch_tile.inductor.report.rows import KEPT, Report, collect
+from torch_tile.kernels.epilogue.program import in_words
 from torch_tile.tools.models import LLAMA_8B, SMALL, Sample, Sizes, deepseek, plain_llama
 
 Tensor = torch.Tensor
@@ -161,7 +162,7 @@ class FixedCache:
 
 def summary(report: Report) -> str:
     """Format the verdict, the replaced subgraphs by kind, how many Inductor does faster, and each miss."""
-    counts = Counter((row.family, row.what) for row in report.replaced())
+    counts = Counter((row.family, in_words(row.what)) for row in report.replaced())
     kept = len(report.select(status=KEPT))
     became = sum(counts.values())
     lines = [f"  {report.verdict()}"]

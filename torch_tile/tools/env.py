@@ -16,7 +16,17 @@ from pathlib import Path
 import torch_tile
 from torch_tile.tools import doctor
 
-PACKAGES = ("numpy", "triton", "transformers", "torchao", "tilelang", "nvidia-cuda-nvrtc")
+PACKAGES = (
+    "numpy",
+    "triton",
+    "transformers",
+    "diffusers",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "tilelang",
+    "nvidia-cuda-nvrtc",
+)
 
 
 def describe() -> str:

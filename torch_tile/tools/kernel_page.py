@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from torch_tile.compiler.context import Build, times
 from torch_tile.compiler.cost_model import estimate, rates_of
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import error
-from torch_tile.diagnostics.spelling import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.layout_ops import svg_picture
@@ -29,7 +29,7 @@ from torch_tile.tools.timeline import KINDS, events_of, picture
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
 
-MOST = 64
+ROWS, COLUMNS = 16, 32  # of a layout that are drawn
 """Rows and columns of the largest layout that is drawn cell by cell; of a larger one the page gives the formula."""
 
 
@@ -112,18 +112,19 @@ def _verdict(kernel: JITKernel) -> str:
     text = f"{kernel.n_regs} registers a thread" if kernel.n_regs else "registers are not known"
     text += f", {kernel.n_spills} bytes spilled" if kernel.n_spills else ""
     count = len(kernel.schedule.rows)
-    return f"{text}; {slow or 'none'} of the {count} decisions below {'has' if slow == 1 else 'have'} a faster way"
+    return f"{text}; {slow or 'none'} of the {count} decisions below {'have' if slow > 1 else 'has'} a faster way"
 
 
 def _schedule(kernel: JITKernel) -> str:
     """Write the schedule report as a table."""
-    rows = []
-    for note, count in kernel.schedule.rows:
-        place = note.span.place if note.span else ""
-        cells = place, note.op, times(count) + note.became, note.why_not
-        rows.append(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>")
-    head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"
-    return f"<table>{head}{''.join(rows)}</table>"
+    head = "line", "operation", "became", "why not faster"
+    rows = [
+        (note.span.place if note.span else "", note.op, times(count) + note.became, note.why_not)
+        for note, count in kernel.schedule.rows
+    ]
+    shown = 4 if any(row[3] for row in rows) else 3
+    lines = [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row[:shown])}</tr>" for row in rows]
+    return f"<table><tr>{''.join(f'<th>{each}</th>' for each in head[:shown])}</tr>{''.join(lines)}</table>"
 
 
 def _roofline(kernel: JITKernel) -> str:
@@ -160,7 +161,7 @@ def _roofline(kernel: JITKernel) -> str:
         f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="2"/>'
         f'<line x1="{x_of(reached):.1f}" x2="{x_of(reached):.1f}" y1="{y_of(limit):.1f}" y2="190" class="drop"/>'
         f'<circle cx="{x_of(reached):.1f}" cy="{y_of(limit):.1f}" r="6" class="mark"/>'
-        f'<text x="60" y="212">operations for each byte of memory, from {low:.2g} to {high:.3g}</text>'
+        f'<text x="60" y="212">operations for each byte of memory, from {low:.2g} to {high:.0f}</text>'
         f'<text x="{x_of(ridge) - 8:.1f}" y="{y_of(peak) - 10:.1f}">{_scaled(peak)}FLOP/s</text></svg>'
     )
 
@@ -221,11 +222,10 @@ def _layouts(laid_out: Program, build: Build) -> list[str]:
         formula = f"<code>{escape(str(buffer.layout))}</code>"
         name = f"<code>{escape(buffer.name)}</code>, {buffer.scope} {buffer.dtype}, {formula}"
         reason = escape(why.get(buffer.name, ""))
-        if max(buffer.layout.shape, default=0) > MOST:
-            parts.append(f"<p>{name}: {reason}; too large to be drawn</p>")
-            continue
-        picture = svg_picture(buffer.layout, to_dtype(buffer.dtype).bits)
-        parts.append(f'<details><summary>{name}: {reason}</summary><div class="wide">{picture}</div></details>')
+        rows, columns = (1, 1, *buffer.layout.shape)[-2:]
+        part = f"; its first {ROWS} rows and {COLUMNS} columns" if rows > ROWS or columns > COLUMNS else ""
+        picture = svg_picture(buffer.layout, to_dtype(buffer.dtype).bits, rows=ROWS, columns=COLUMNS)
+        parts.append(f'<details><summary>{name}: {reason}{part}</summary><div class="wide">{picture}</div></details>')
     return parts
 
 

@@ -62,6 +62,7 @@ def picture(events: list[Event]) -> str:
     if not events:
         return ""
     end = max(e.end for e in events)
+    scale, digits, unit = (1e6, ".2f", "us") if end > 2e-6 else (1e9, ".0f", "ns")
     roles = sorted({e.by for e in events}, key=lambda row: (len(row), row))
     loads, multiplies = ({e.by for e in events if e.kind == kind} for kind in ("copy", "product"))
     names = {r: f"{r}, producer" for r in loads - multiplies} | {r: f"{r}, consumer" for r in multiplies - loads}
@@ -75,7 +76,7 @@ def picture(events: list[Event]) -> str:
             lines[line : line + 1] = [event.end]
             x, wide = left + width * event.start / end, max(width * (event.end - event.start) / end - 0.5, 0.5)
             place = f"line {event.span.line}: " if event.span else ""
-            when = f"{event.start * 1e9:.0f} to {event.end * 1e9:.0f} ns"
+            when = f"{event.start * scale:{digits}} to {event.end * scale:{digits}} {unit}"
             words = f"{place}{KINDS[event.kind]} {event.what if event.kind != 'compute' else ''}".strip()
             parts.append(
                 f'<rect class="{event.kind}" x="{x:.1f}" y="{y + ROW * line}" width="{wide:.1f}" height="{ROW - 4}">'
@@ -84,7 +85,7 @@ def picture(events: list[Event]) -> str:
         parts.append(f'<text x="0" y="{y + 14}">{escape(names.get(row, row))}</text>')
         y += ROW * len(lines) + 8
     for part in (0, 0.25, 0.5, 0.75, 1):
-        place = f'x="{left + width * part:.0f}" y="{y + 12}" text-anchor="middle"'
-        parts.append(f"<text {place}>{end * part * 1e9:.0f} ns</text>")
+        place = f'x="{left + width * part:.0f}" y="{y + 12}" text-anchor="{"end" if part == 1 else "middle"}"'
+        parts.append(f"<text {place}>{end * part * scale:{digits}} {unit}</text>")
     size = f'width="{left + width + 40}" height="{y + 20}"'
     return f'<svg class="timeline" {size} font-size="12">{"".join(parts)}</svg>'

@@ -18,6 +18,7 @@ import torch
 from torch_tile.compiler.context import times
 from torch_tile.inductor.report import KEPT, MISSED, REPLACED
 from torch_tile.inductor.select.roofline import peak_of
+from torch_tile.kernels.epilogue.program import in_words
 
 if TYPE_CHECKING:
     from torch_tile.compiler.context import Remark
@@ -104,7 +105,7 @@ def _gain(rows: Iterable[Row]) -> str:
 def _contents(groups: list[list[Row]]) -> str:
     """Write the table of entries."""
     lines = [
-        f'<tr><td><a href="#row{n}">{escape(row.what)}</a></td><td>{_badge(row.status)}</td>'
+        f'<tr><td><a href="#row{n}">{escape(in_words(row.what))}</a></td><td>{_badge(row.status)}</td>'
         f"<td>{escape(row.family)}</td><td>{escape(row.where)}{_times_more(rows)}</td><td>{escape(row.graph)}</td></tr>"
         for n, rows in enumerate(groups)
         for row in rows[:1]
@@ -128,7 +129,7 @@ def _entry(number: int, rows: list[Row]) -> str:
     row = rows[0]
     modules = [r.module for r in rows if r.module]
     parts = [
-        f'<section id="row{number}"><h2>{_badge(row.status)} {escape(row.what)}</h2>',
+        f'<section id="row{number}"><h2>{_badge(row.status)} {escape(in_words(row.what))}</h2>',
         f'<div class="where">{escape(row.family)}, {escape(row.graph)} graph{_modules(modules)}</div>',
         _source(row),
         _why_not(row),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from torch_tile.inductor.report import KEPT as KEPT, MISSED as MISSED, REPLACED as REPLACED
 from torch_tile.inductor.report.html import page
 from torch_tile.inductor.settings import FAMILIES
+from torch_tile.kernels.epilogue.program import in_words
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +160,7 @@ class Report:
         """Return the verdict, a table of rows with counts, the remedies of missed rows, and a line of totals."""
         groups: dict[tuple[str, ...], list[Row]] = {}
         for r in self.rows:
-            key = (r.family, r.status, r.what, _NUMBER.sub("*", r.where), r.reason, r.graph, self._advice(r))
+            key = (r.family, r.status, in_words(r.what), _NUMBER.sub("*", r.where), r.reason, r.graph, self._advice(r))
             groups.setdefault(key, []).append(r)
         header = ("family", "status", "what", "where", "reason", "graph")
         places = {key: together([r.where for r in rows]) for key, rows in groups.items()}

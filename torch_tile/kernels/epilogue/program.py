@@ -68,6 +68,24 @@ class Epilogue:
         return {int(m[2]) for m in matches if m and m[1] == prefix}
 
 
+_PROGRAM = re.compile(r"(?:\w+=\w+\([^()]*\);)*ret \w+")
+
+
+def in_words(description: str) -> str:
+    """Replace the programs in a description by the functions that follow each other, as "add x0, relu"."""
+    return _PROGRAM.sub(lambda found: _functions(parse(found[0])), description)
+
+
+def _functions(program: Epilogue) -> str:
+    """Return the functions of a program in order, with operands other than the value before and the first product."""
+    words, before = [], "acc0"
+    for statement in program.statements:
+        others = [format_operand(each) for each in statement.operands if each not in (before, "acc0")]
+        words.append(" ".join([statement.function, *others]))
+        before = statement.name
+    return ", ".join(words) or "nothing behind it"
+
+
 def format_operand(operand: Operand) -> str:
     """Write an operand as text. Literals take the shortest form that reads back as the same float64."""
     return operand if isinstance(operand, str) else repr(operand)

@@ -241,7 +241,7 @@ def test_the_rival_is_flash_where_it_is_there(asked, wins, takes, generator, mon
     q, k, v = problem(generator)
     f = lambda q, k, v: flex_attention(q, k, v, soft_cap, enable_gqa=True, kernel_options=options)  # noqa: E731
     options = {"BACKEND": asked} if asked else None
-    with torch.no_grad(), no_caches(), collect() as report:
+    with torch.no_grad(), no_graph_caches(), collect() as report:
         torch.compile(f, backend=dry_run)(q, k, v)
     (row,) = report.select("attention")
     by_flash = asked is None and takes

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that do not fit a signature or an annotation are named, with what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_tile.diagnostics.arguments import calls_back, can_take, explains_misfits, names_parameters
+
+
+@names_parameters
+def all_kinds(
+    x: Tensor,
+    w: Tensor | None = None,
+    *,
+    flag: bool = False,
+    count: int = 1,
+    rate: float = 0.0,
+    name: str = "",
+    dtype: torch.dtype | None = None,
+    call: Callable[[int], int] | None = None,
+    layer: nn.Module | None = None,
+    sizes: Sequence[int] = (),
+    options: Mapping[str, Any] | None = None,
+    anything: Any = None,
+    unknown: NotHere = None,  # noqa: F821 - as names that are imported for type checkers only
+) -> str:
+    return "ran"
+
+
+X = torch.ones(2)
+FITTING = [
+    {}, {"w": X}, {"flag": True}, {"flag": 1}, {"flag": np.bool_(False)}, {"count": np.int64(3)}, {"rate": 1},
+    {"rate": np.float32(2)}, {"name": "a"}, {"dtype": torch.float16}, {"call": len}, {"layer": nn.ReLU()},
+    {"sizes": (1, 2)}, {"sizes": torch.Size([1])}, {"options": {}}, {"anything": object()}, {"unknown": 3},
+]  # fmt: skip
+REFUSED = {
+    "flag": [("no", "'no'; expected True or False"), (2, "2; expected True or False"), (X, "of type Tensor")],
+    "count": [("3", "'3'; expected an integer"), (1.5, "1.5; expected an integer"), (X, "of type Tensor")],
+    "rate": [("0.1", "'0.1'; expected a number"), (None, "None; expected a number")],
+    "name": [(3, "3; expected a text"), (str, "the class str; expected a text")],
+    "dtype": [("float16", "'float16'; expected a torch.dtype or None")],
+    "call": [(3, "3; expected a function or None"), (X, "expected a function or None: lambda: f(x)")],
+    "layer": [(nn.ReLU, "the class ReLU; expected an nn.Module or None")],
+    "sizes": [(3, "3; expected a list"), ("12", "'12'; expected a list")],
+    "options": [("a", "'a'; expected a dict or None")],
+    "w": [(np.ones(2), "of type ndarray; expected a tensor or None: torch.from_numpy(w)")],
+}
+
+
+@pytest.mark.parametrize("named", FITTING, ids=str)
+def test_what_fits(named) -> None:
+    assert all_kinds(X, **named) == "ran"
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [(n, *case) for n, cases in REFUSED.items() for case in cases])
+def test_what_does_not(name, value, text) -> None:
+    with pytest.raises(TypeError) as told:
+        all_kinds(X, **{name: value})
+    assert str(told.value).startswith(f"all_kinds: {name} is ") and text in str(told.value)
+
+
+def test_signatures() -> None:
+    with pytest.raises(
+        TypeError, match=r"unexpected keyword argument 'counts'; did you mean count\?; its parameters are"
+    ):
+        all_kinds(X, counts=3)
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        all_kinds()
+    with pytest.raises(TypeError, match=r"both: x is of type Linear; expected a tensor: x\.weight"):
+        names_parameters(both)(nn.Linear(2, 2))  # the wrong kind says more than the missing argument
+
+
+def both(x: Tensor, size: int) -> None:
+    pass
+
+
+def test_a_call_that_fails_is_explained() -> None:
+    @explains_misfits
+    def size(x: Tensor, dim: int = 0) -> int:
+        return x.shape[dim]
+
+    assert size(X) == 2
+    with pytest.raises(TypeError, match=r"size: x is of type list; expected a tensor: torch\.tensor\(x\)"):
+        size([1.0])  # type: ignore[arg-type]
+    with pytest.raises(IndexError):  # its own error: the arguments fit
+        size(X, 5)
+    assert torch.compile(lambda x: x + size(x), backend="eager", fullgraph=True)(X)[0] == 3
+
+
+def test_notes_on_functions_of_users() -> None:
+    with pytest.raises(ZeroDivisionError) as told, calls_back("f calls g(x)"):
+        raise ZeroDivisionError
+    assert told.value.__notes__ == ["f calls g(x)"]
+
+
+def test_can_take() -> None:
+    assert can_take(lambda a, b=1: a, 1) and can_take(print, 5)
+    assert not can_take(lambda: 0, 1) and not can_take(3, 0)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the arguments of public functions by their signatures and annotations, and name the one that does not fit.
+
+Functions of users that ours call get a note on their errors, which says how they are called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from torch_tile.diagnostics.spelling import did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What annotations mean: whether a value fits, and what is expected. Tensors have all of these methods.
+_NUMBERS: dict[object, tuple[Callable[[Any], bool], str]] = {
+    bool: (
+        lambda x: type(x).__name__ in ("bool", "bool_", "SymBool") or (type(x) is int and x in (0, 1)),
+        "True or False",
+    ),
+    int: (lambda x: hasattr(x, "__index__") and not hasattr(x, "dim"), "an integer"),
+    float: (lambda x: hasattr(x, "__float__") and not hasattr(x, "dim"), "a number"),
+    str: (lambda x: isinstance(x, str), "a text"),
+    type(None): (lambda x: x is None, "None"),
+}  # fmt: skip
+
+
+def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """Check all arguments of a function that is called seldom; its TypeError names the one that does not fit."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        if problem := misfit(function, args, named):
+            raise problem
+        return function(*args, **named)
+
+    return call
+
+
+def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
+    """Look at the arguments of a function that is called often, or in graphs, once its call has failed."""
+    from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        if is_dynamo_compiling():
+            return function(*args, **named)
+        try:
+            return function(*args, **named)
+        except (TypeError, AttributeError, IndexError):
+            problem = misfit(function, args, named)
+            if problem is None:
+                raise
+        raise problem
+
+    return call
+
+
+def can_take(function: object, count: int) -> bool:
+    """Return whether a function can be called with `count` positional arguments, as far as its signature tells."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
+@contextmanager
+def calls_back(how: str) -> Iterator[None]:
+    """Add a note to errors of a user's function: how ours call it."""
+    try:
+        yield
+    except Exception as problem:
+        problem.add_note(how)
+        raise
+
+
+def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[str, Any]) -> TypeError | None:
+    """Build the error for the first argument that a signature or its annotation refuses; None if all fit."""
+    signature = inspect.signature(function)
+    owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    refused: TypeError | None = None
+    try:
+        bound = signature.bind(*args, **named)
+    except TypeError as problem:
+        own = (p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        known = [p.name for p in own if p.name not in ("self", "cls") and not p.name.startswith("_")]
+        unknown = next((name for name in named if name not in known), "")
+        why = f"got an unexpected keyword argument '{unknown}'" if unknown else str(problem)
+        refused = TypeError(f"{owner}() {why}{did_you_mean(unknown, known)}; its parameters are {', '.join(known)}")
+        try:
+            bound = signature.bind_partial(*args, **named)
+        except TypeError:
+            return refused
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        kinds = _kinds(parameter.annotation, function)
+        if kinds and not any(fits(value) for fits, _ in kinds):
+            wanted = " or ".join(text for _, text in kinds)
+            if wanted.startswith("a tensor") and args and hasattr(args[0], "from_linear"):
+                wanted += f": {owner}.from_linear(nn.Linear(...)) makes it"
+            elif hasattr(value, "data_ptr") and function.__name__ == "__init__":
+                wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
+            elif wanted.startswith(("a tensor", "a function")):
+                wanted += _remedy(name, value, wanted)
+            return TypeError(f"{owner}: {name} is {_shown(value)}; expected {wanted}")
+    return refused
+
+
+def _kinds(annotation: object, function: Callable[..., Any]) -> list[tuple[Callable[[Any], bool], str]]:
+    """Return what an annotation allows, as in `_NUMBERS`; [] if that is anything, or cannot be told."""
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, function.__globals__)
+        except (NameError, AttributeError):  # imported for type checkers only
+            return []
+    parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    found: list[tuple[Callable[[Any], bool], str]] = []
+    for part in parts:
+        origin = typing.get_origin(part) or part
+        if part in _NUMBERS:
+            found.append(_NUMBERS[part])
+        elif origin is Callable:
+            found.append((callable, "a function"))
+        elif origin in (Sequence, Iterable, list):
+            found.append((lambda x: hasattr(x, "__iter__") and not isinstance(x, str), "a list"))
+        elif isinstance(origin, type) and origin not in (object, Any, inspect.Parameter.empty):
+            found.append((functools.partial(_is_one, origin), _class(origin)))
+        else:
+            return []
+    return found
+
+
+def _is_one(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
+def _class(kind: type) -> str:
+    """Return a class as messages name it."""
+    if kind.__name__ in ("Mapping", "dict"):
+        return "a dict"
+    if kind.__name__ == "Tensor":
+        return "a tensor"
+    name = f"torch.{kind.__name__}" if kind.__module__ == "torch" else kind.__name__
+    name = f"nn.{name}" if kind.__module__.startswith("torch.nn.modules") else name
+    return f"{'an' if name[0] in 'AEIOUaeioun' and name[0] != 'u' else 'a'} {name}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as messages show it: numbers and texts themselves, else the type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)[:60]
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _remedy(name: str, value: object, wanted: str) -> str:
+    """Return what makes a tensor, or a function, of a value."""
+    kind = type(value).__name__
+    if wanted.startswith("a function"):
+        return ": lambda: f(x)" if kind == "Tensor" else ""
+    if hasattr(value, "weight"):
+        return f": {name}.weight"
+    return {"ndarray": f": torch.from_numpy({name})", "NoneType": ""}.get(kind, f": torch.tensor({name})")
