@@ -61,6 +61,8 @@ class Binding:
         if len(args) != len(self.given):
             made = [p.name for p in self.program.params if p.name not in self.names]
             by_kernel = f"; the kernel allocates {', '.join(made)} itself (out_idx)" if made else ""
+            if len(args) > len(self.program.params):
+                by_kernel = "; a compiled kernel takes tensors and scalars, not what it was compiled for"
             raise LaunchError(f"{self._takes()}, got {len(args)}{by_kernel}")
         return list(args)
 
