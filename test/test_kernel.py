@@ -53,6 +53,8 @@ def test_arguments_that_are_no_call(kernel, calls):
         fresh(x=x)
     with pytest.raises(LaunchError, match=r"takes 1 argument \(x\), got 2; the kernel allocates out itself"):
         fresh(x, x)
+    with pytest.raises(LaunchError, match=r"takes 1 argument \(x\), got 3; .* not what it was compiled for"):
+        fresh(x, 3, 4)
     with pytest.raises(LaunchError, match=r"takes 1 argument \(x\), got 0"):
         fresh()
     with pytest.raises(LaunchError, match="argument `x` must be a tensor, got int"):

@@ -522,7 +522,7 @@ class JITFunction:
         TypeError where a size is missing.
         """
         if not self.is_lazy:
-            return self._compile_eager(args, kwargs)
+            return self._eager_kernel(specialise_sizes(self.function, self.signature, args, kwargs))
         if self.target == "auto" and (around := Target.current()) is not None:
             return self.on(around).compile(*args, **kwargs)
         quick = None if kwargs else (exact_key(args), self.read_outside())
@@ -534,15 +534,6 @@ class JITFunction:
             if quick is not None:
                 self.by_position[quick] = kernel
         return kernel
-
-    def _compile_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JITKernel:
-        """Compile an eager function for the sizes of its arguments."""
-        call = specialise_sizes(self.function, self.signature, args, kwargs)
-        target, key = self.target_for(call.tensors), (call.key, self.read_outside())
-        with self.lock:
-            if (target, key) not in self.kernels:
-                self.kernels[target, key] = compile_program(trace_eager(call)[0], (), target, self.options)
-            return self.kernels[target, key]
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel for the arguments of `compile`."""

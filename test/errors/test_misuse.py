@@ -155,7 +155,17 @@ def of_tvm():
     tirx.For(4)  # here
 
 
+def list_of_tiles():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            tiles = [T.alloc_shared((4,), "float32") for _ in range(3)]
+            for k in range(3):
+                T.copy(A, tiles[k])  # here
+
+
 CASES = {
+    list_of_tiles: ("python_value", "tiles[k]"),
     integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
     of_tvm: ("absent_name", "tirx.For(4)"),
     endless_macro: ("endless_macro", "endless(x)"),
@@ -181,6 +191,7 @@ CASES = {
     chosen_buffers: ("bad_choice", "x if n > 0 else z"),
 }
 FIXES = {
+    list_of_tiles: "for tile in tiles",
     indexed_tensor: "as a parameter",
     misspelt: "did you mean T.sqrt",
     outside_kernels: "did you mean T.Tensor",

@@ -463,6 +463,32 @@ def test_sizes_by_name_compile_without_tensors():
     assert increased.get_kernel_source(N=50) == increased.compile(N=50).get_kernel_source()
 
 
+@tilelang.jit
+def strided_rows(A, columns: int = 5):
+    M, N, S = T.const("M, N, S")
+    A: T.StridedTensor((M, N), (S, 1), "float32")
+    B = T.empty((M,), "float32")
+    with T.Kernel(M) as row:
+        B[row] = A[row, T.min(columns, N) - 1] + S
+    return B
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_each_size_and_stride_of_given_tensors_has_its_kernel(target):
+    """Tensors of other sizes or strides, as tensors or types, never get the kernel of those before."""
+    function, made = strided_rows.on(target), {}
+    for rows, columns, stride in [(4, 6, 6), (5, 6, 6), (4, 3, 6), (4, 6, 9), (4, 6, 6)]:
+        a = torch.randn(rows, stride)[:, :columns]
+        kernel = made.setdefault((rows, columns, stride), function.compile(a))
+        assert kernel is function.compile(a) is function.compile(torch.randn(rows, stride)[:, :columns])
+        (b,) = (kernel(a),) if target == "cpu" else kernel.interpret(a).outputs
+        torch.testing.assert_close(b, a[:, min(5, columns) - 1] + stride)
+        assert kernel.get_kernel_source() == function.get_kernel_source(a)
+    assert len(set(made.values())) == 4
+    for size in (50, 51):
+        assert f"({size},)" in increased.compile(T.Tensor((size,), "float32")).script()
+
+
 def test_a_kernel_without_tensor_parameters_compiles_for_sizes():
     @tilelang.jit
     def count(block=16):

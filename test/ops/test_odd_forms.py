@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odd forms of each op's tensors: expanded, sizes of 0 and 1, on meta, in inference mode; odd values of positions,
-lengths and offsets: an error that names the op (and the argument), or the result.
+"""Odd forms of each op's tensors: expanded, sizes of 0 and 1, one tensor of another shape, one tensor in two places,
+on meta, in inference mode; odd values of positions, lengths and offsets: an error that names the op (and the argument),
+or the result.
 
 The session's seed draws the ops, and a form of each. TORCH_TILE_ALL_FORMS=1 takes all, with a test for each op.
 """
@@ -117,6 +118,67 @@ def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
         check(outcome(each, cuts), outcome(each, to_double(cuts)), dtype)
 
 
+def other_shapes(x):
+    """The tensor with another number of dimensions, in another order, and longer or shorter in each dimension."""
+    yield "one dimension more", x[None].expand(2, *x.shape)
+    if x.dim() and x.numel():
+        yield "one dimension less", x[0]
+        yield "reversed", x.permute(*reversed(range(x.dim())))
+    for d, size in enumerate(x.shape):
+        if size:
+            yield f"longer in {d}", torch.cat([x, x.narrow(d, 0, 1)], d)
+            yield from ((f"{new} in {d}", x.narrow(d, 0, new)) for new in {0, 1, size - 1} - {size})
+
+
+def in_other_shapes(args):
+    """Each tensor of the arguments, in each of its other shapes: the form's name, and the new arguments."""
+    leaves, spec = tree_flatten(args)
+    for n, x in enumerate(leaves):
+        for name, other in other_shapes(x) if isinstance(x, torch.Tensor) else ():
+            yield f"tensor {n}, {name}", tree_unflatten([*leaves[:n], other, *leaves[n + 1 :]], spec)
+
+
+def to_meta(args):
+    return tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
+
+
+OF_VALUES = r"has values|has numbers|expected numbers|has pages"  # which meta tensors do not have
+
+
+@each_op
+@dtypes
+def test_one_tensor_of_another_shape(op, dtype, samples, to_double, seed):
+    """The call is refused, on meta as well, or agrees with float64, and meta knows the form of the results."""
+    for each, _, (form, other) in drawn(op, dtype, samples, seed, in_other_shapes):
+        print(each, form)
+        got, of_meta = outcome(each, other), outcome(each, to_meta(other))
+        check(got, outcome(each, to_double(other)), dtype)
+        if isinstance(got, Exception):
+            assert isinstance(of_meta, Exception) or re.search(OF_VALUES, str(got)), got
+        else:
+            assert [(a.shape, a.dtype) for a in of_meta] == [(b.shape, b.dtype) for b in got]
+
+
+def twins(args):
+    """Each pair of tensors of one form."""
+    tensors = [n for n, x in enumerate(tree_leaves(args)) if isinstance(x, torch.Tensor)]
+    form = [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else None for x in tree_leaves(args)]
+    return [(n, m) for n in tensors for m in tensors if n < m and form[n] == form[m]]
+
+
+@each_op
+@dtypes
+def test_one_tensor_in_two_places(op, dtype, samples, seed):
+    """A tensor that is given twice counts as two with the same numbers, none of which is written."""
+    for each, args, (n, m) in drawn(op, dtype, samples, seed, twins):
+        print(each, "tensors", n, m)
+        leaves, spec = tree_flatten(args)
+        before = leaves[n].clone()
+        twice = outcome(each, tree_unflatten([*leaves[:m], leaves[n], *leaves[m + 1 :]], spec))
+        torch.testing.assert_close(leaves[n], before, rtol=0, atol=0, equal_nan=True)
+        check(twice, outcome(each, tree_unflatten([*leaves[:m], before, *leaves[m + 1 :]], spec)), dtype)
+
+
 @each_op
 @dtypes
 def test_meta_and_inference_mode(op, dtype, samples, seed):
@@ -126,7 +188,7 @@ def test_meta_and_inference_mode(op, dtype, samples, seed):
         wanted = outcome(each, args)
         with torch.inference_mode():
             check(outcome(each, args), wanted, dtype)
-        for a, b in zip(outcome(each, tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)), wanted, strict=True):
+        for a, b in zip(outcome(each, to_meta(args)), wanted, strict=True):
             assert (a.device.type, a.shape, a.stride(), a.dtype) == ("meta", b.shape, b.stride(), b.dtype)
 
 

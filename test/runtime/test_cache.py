@@ -446,12 +446,26 @@ def test_a_library_that_cannot_be_loaded(folder):
         load_library(path)
 
 
-def test_a_full_disk(folder):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_full_disk(code, folder):
     def build(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, os.strerror(code))
 
-    with pytest.raises(CacheError, match=r"No space left.*TORCH_TILE_CACHE_DIR"):
+    with pytest.raises(CacheError, match=rf"{os.strerror(code)}.*TORCH_TILE_CACHE_DIR"):
         get_or_build(KEY, ".so", build)
+    assert not everything(folder)
+
+
+def test_a_limit_of_sizes(folder, tmp_path):
+    """The author's file elsewhere keeps its own error; the cache's own file has the cache's."""
+    with pytest.raises(FileNotFoundError, match="missing"):
+        get_or_build(KEY, ".so", lambda path: path.write_bytes((tmp_path / "missing").read_bytes()))
+    code = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    code += "from torch_tile.runtime.cache import get_or_build\n"
+    code += f"get_or_build({KEY!r}, '.txt', lambda path: path.write_text('x' * 101))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert "CacheError" in said and os.strerror(errno.EFBIG) in said
     assert not everything(folder)
 
 

@@ -233,6 +233,7 @@ def test_needs_neither_torch_nor_inductor():
         ("kill -9 $$", "memory"),
         ("echo 'fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "memory"),
         ("echo 'error writing to /tmp/x.s: No space left on device' >&2; exit 1", "Free some space"),
+        ("echo 'collect2: fatal error: ld terminated with signal 25 [File size limit exceeded]' >&2; exit 1", "ulimit"),
         ("echo 'ld: cannot open output file: Read-only file system' >&2; exit 1", "can be written"),
         ("echo '/usr/bin/ld: cannot find -lomp: No such file or directory' >&2; exit 1", "libomp-dev"),
         ('rm -f "$OUT"; : > "$OUT"; exit 0', "wrote nothing"),

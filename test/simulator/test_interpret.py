@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir import dtype as dt
@@ -112,6 +113,18 @@ def unknown_dimension(A: T.Tensor((4,), "int32")):
 
 
 @T.prim_func
+def second_of_two(A: T.Tensor((m,), "float32")):
+    between, last = T.empty((m,), "float32"), T.empty((m,), "float32")
+    with T.Kernel(1, threads=32):
+        for i in T.serial(m):
+            between[i] = A[i] * 2
+    with T.Kernel(1, threads=32):
+        for i in T.serial(m):
+            last[i] = between[i] + A[i]
+    return last
+
+
+@T.prim_func
 def outputs(A: T.Tensor((m,), "float32")):
     B = T.empty((m, 2), "float32")
     W = T.alloc_global((m,), "float32")
@@ -163,6 +176,16 @@ def test_outputs_and_workspaces_are_allocated():
     a = torch.randn(7)
     (b,) = evaluate(outputs, a)
     assert torch.equal(b, a[:, None] * torch.tensor([1.0, 2.0]))
+
+
+def test_a_tensor_that_is_not_returned_is_no_output():
+    a = torch.randn(40)
+    for made in (
+        evaluate(second_of_two, a),
+        torch_tile.compile(second_of_two, target="cuda:sm_80").interpret(a).outputs,
+    ):
+        (last,) = made
+        assert torch.equal(last, a * 3)
 
 
 A, B, C = torch.zeros(5, 3), torch.zeros(3, 5), torch.zeros(5, dtype=torch.int32)

@@ -64,6 +64,8 @@ class Binding:
             if not made and 0 < len(args) < len(self.given):
                 last = list(range(len(args), len(self.given)))
                 by_kernel = f"; if it writes {', '.join(self.names[len(args) :])}, let it allocate that: out_idx={last}"
+            if len(args) > len(self.program.params):
+                by_kernel = "; a compiled kernel takes tensors and scalars, not what it was compiled for"
             raise LaunchError(f"{self._takes()}, got {len(args)}{by_kernel}")
         return list(args)
 

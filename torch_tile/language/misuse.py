@@ -71,7 +71,8 @@ _CALLS = {
 }
 _TABLE = (
     "give the numbers to the kernel as a parameter, a tensor of its own, or choose by T.if_then_else(c, a, b); "
-    "in place of several tiles, allocate one with a dimension more: tiles[k, :]"
+    "of several tiles, loop over the list itself, which is unrolled: for tile in tiles; "
+    "or allocate one with a dimension more: tiles[k, :]"
 )
 _METHODS = {
     "sum": "T.reduce_sum(tile, out, dim) adds up a tile",

@@ -11,7 +11,6 @@ the exception, because only owners can exchange names in them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import os
@@ -300,10 +299,11 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         os.replace(seal, _seal_of(path))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            raise
+        if error.filename is not None and Path(error.filename).parent != path.parent:
+            raise  # of a file elsewhere, which the build names
         raise CacheError(
-            f"cannot write {path}: {error.strerror}. Free some space, or set TORCH_TILE_CACHE_DIR to another folder."
+            f"cannot write {path}: {error.strerror}. Look at the free space, the limits of sizes and the permissions "
+            "there, or set TORCH_TILE_CACHE_DIR to another folder."
         ) from error
     finally:
         for left in (temporary, seal):

@@ -275,6 +275,8 @@ def _check_machine(source: Path, output: Path, result: subprocess.CompletedProce
     said = result.stderr.lower()
     if "no space left" in said or "disk quota" in said:
         fix = f"Free some space in {output.parent} and {tempfile.gettempdir()}, or set TORCH_TILE_CACHE_DIR and TMPDIR"
+    elif "file too large" in said or "file size limit" in said:
+        fix = f"Raise the limit of a file's size (ulimit -f) for {output.parent} and {tempfile.gettempdir()}"
     elif result.returncode < 0 or "killed" in said or "out of memory" in said or "cannot allocate" in said:
         fix = "Free some memory, or build fewer kernels at once"
     elif "read-only file system" in said or "permission denied" in said:

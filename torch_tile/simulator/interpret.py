@@ -45,6 +45,7 @@ def interpret(
     tensors: dict[Buffer, torch.Tensor] = {}
     outputs = []
     originals = (*program.params, *program.workspaces, *program.outputs)
+    first_output = len(originals) - len(program.outputs)
     for position, (old, new) in enumerate(zip(originals, (*flat.params, *flat.workspaces, *flat.outputs), strict=True)):
         is_given = position < len(program.params) and position not in allocated
         if is_given:
@@ -52,7 +53,7 @@ def interpret(
             value = held(old, value, values) if isinstance(old, Buffer) else value
         elif isinstance(old, Buffer):
             value = poisoned([size_of(s, values, old.name) for s in old.shape], old.dtype)
-            if old.origin != "workspace":
+            if position in allocated or position >= first_output:
                 outputs.append(value)
         if isinstance(new, Buffer):
             tensors[new] = value
