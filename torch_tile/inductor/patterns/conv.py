@@ -43,9 +43,9 @@ def _replace(context: Context, node: Node) -> None:
     x, weight, bias = (arg(node, name) for name in ("input", "weight", "bias"))
     dims = len(shape(node)) - 2
     if arg(node, "transposed") or arg(node, "groups") != 1:
-        raise Miss("the convolution is transposed or of groups")
+        raise Miss("the convolution is transposed or of groups", "call torch.ops.tile.conv for each group")
     if dtype(node) not in FLOATING or dims > 3:
-        raise Miss(f"no kernel for {dims} dimensions of {dtype(node)}")
+        raise Miss(f"no kernel for {dims} dimensions of {dtype(node)}", "cast to float32, float16 or bfloat16")
     if not val(node).is_cuda and context.settings.select == "fastest":
         raise Miss("on CPUs oneDNN's convolutions are faster", 'option "select": "tile" takes ours')
     stride, padding, dilation = (list(arg(node, name)) for name in ("stride", "padding", "dilation"))
