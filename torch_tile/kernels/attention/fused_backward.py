@@ -150,9 +150,9 @@ class Scores:
     def reads_early(self) -> bool:
         """Whether each query's log-sum-exp is read while its scores are made, not behind operands of products.
 
-        Masks leave no registers for it. Narrow heads gained nothing.
+        Windows leave no registers for it. Narrow heads gained nothing.
         """
-        return not self.spec.causal and not self.spec.windowed and self.spec.tile_d > HALF
+        return not self.spec.windowed and self.spec.tile_d > HALF
 
     @T.macro
     def hide(self, p: Any, step: Any) -> None:
@@ -246,6 +246,7 @@ class ConsumerWarpgroup:
         self.start_dq_gemm(last + 1)
         T.wait_wgmma(0)
         self.store_dq(last + 1)
+        T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
 
     @T.macro
     def start_scores_gemm(self, iteration: Any) -> None:
@@ -283,6 +284,7 @@ class ConsumerWarpgroup:
         # The other warpgroup has read this version: it arrived behind that.
         T.copy(self.ds, self.all_ds[version, self.own, :])
         T.wgmma_gemm(self.ds, self.q[stage, :, :], self.dk)
+        T.fence_proxy_async()  # beside the product of dq, not behind the wait for it
         T.wait_wgmma(1)
         T.mbarrier_arrive(self.ds_full[version])
         if T.shuffle_elect(WARP):
@@ -290,6 +292,7 @@ class ConsumerWarpgroup:
         self.store_dq(iteration)
         if more:
             self.start_scores_gemm(iteration + 1)
+        T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
         T.wait_wgmma(1 if more else 0)
         T.sync_warp()  # all lanes have read the two numbers of each query
         if T.shuffle_elect(WARP):
@@ -299,7 +302,7 @@ class ConsumerWarpgroup:
     def start_dq_gemm(self, n: Any) -> None:
         """Start part `n` of dq, of gradients that both warpgroups wrote in the iteration before: part 0 is of zeros."""
         version = (n + 1) % 2
-        T.mbarrier_wait_parity(self.ds_full[version], (n + 1) // 2 % 2 ^ 1, own=True)
+        T.mbarrier_wait_parity(self.ds_full[version], n // 2 % 2, own=True)
         if self.iterations.queries == HALF:
             T.wgmma_gemm(self.all_ds[version, :, :], self.k[:, self.own], self.dq, transpose_A=True, clear_accum=True)
         else:
@@ -307,12 +310,13 @@ class ConsumerWarpgroup:
 
     @T.macro
     def store_dq(self, n: Any) -> None:
-        """Hand part `n` of dq to the warp that adds it to memory."""
+        """Store part `n` of dq for the warp that adds it to memory. The caller tells that warp, so that products can
+        start between the stores and the fence, which waits for them.
+        """
         T.mbarrier_wait_parity(self.part_free, (n + 1) % 2)
         # Each thread stores what it has of 16 rows and 8 columns at one place: other orders meet in banks of memory.
         for _, *at in T.Parallel(1, *IN_PART, loop_layout=by_thread(1)):
             self.part[in_part(*at)] = self.dq[in_tile(*at)]
-        T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
 
 
 @T.macro
@@ -373,7 +377,6 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             count = T.max(end - first, 0)
             total = T.min(groups * count, MOST_ITERATIONS)
             iterations = Iterations(spec, queries, stages, sequence, head, first, count, total)
-            T.clear(all_ds)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 if T.get_warp_idx() == WARPS:
@@ -401,6 +404,8 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     )  # fmt: skip
                     T.clear(dk_acc)
                     T.clear(dv_acc)
+                    T.clear(all_ds[1, consumer.own, :])  # part 0 of dq reads it
+                    T.mbarrier_arrive(ds_full[1])
                     T.mbarrier_wait_parity(keys_full, 0)
                     if total > 0:
                         consumer.run()
