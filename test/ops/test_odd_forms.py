@@ -142,9 +142,6 @@ def to_meta(args):
     return tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
 
 
-OF_VALUES = r"has values|has numbers|expected numbers|has pages"  # which meta tensors do not have
-
-
 @each_op
 @dtypes
 def test_one_tensor_of_another_shape(op, dtype, samples, to_double, seed):
@@ -154,7 +151,9 @@ def test_one_tensor_of_another_shape(op, dtype, samples, to_double, seed):
         got, of_meta = outcome(each, other), outcome(each, to_meta(other))
         check(got, outcome(each, to_double(other)), dtype)
         if isinstance(got, Exception):
-            assert isinstance(of_meta, Exception) or re.search(OF_VALUES, str(got)), got
+            # Meta tensors have no values, for which a call may be refused: then the error names a tensor of integers.
+            names = [getattr(torch.ops.tile, each).default._schema.arguments[n].name for n in integers_of(other)]
+            assert isinstance(of_meta, Exception) or any(re.search(rf"\b{name}\b", str(got)) for name in names), got
         else:
             assert [(a.shape, a.dtype) for a in of_meta] == [(b.shape, b.dtype) for b in got]
 
