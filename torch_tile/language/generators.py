@@ -48,6 +48,10 @@ class Generator:
         low, high = cast(self.word(), dt.uint64), cast(self.word(), dt.uint64)
         return cast(low ^ (high << 21), dt.float64) * (OF_TWO * most) + OF_TWO * most * 0.5
 
+    def unit(self, bit: int) -> Expr:
+        """Draw the next float that curand calls uniform."""
+        return self.uniform(bit, 1.0)
+
     def put(self, variable: Load, value: Expr) -> None:
         """Set a variable of the state."""
         self.at.emit(Store(variable.buffer, (), value))
@@ -86,6 +90,10 @@ class Philox(Generator):
         with when(binary("==", place, 3)):
             self._refill()
         return found
+
+    def unit(self, bit: int) -> Expr:
+        """Draw the next float; curand makes one of 64 bits from a single word here, and from two for normal floats."""
+        return cast(self.word(), dt.float64) * OF_WORD + OF_WORD if bit == 64 else super().unit(bit)
 
     def _refill(self) -> None:
         """Compute the four words that contain number `drawn`."""

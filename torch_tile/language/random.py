@@ -42,13 +42,14 @@ def rng_rand() -> Expr:
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
     """Draw a float of `bit` bits, 32 or 64. `dist` is "uniform" in (0, 1], or "normal" (mean 0, deviation 1).
 
-    Normal numbers are made in pairs, as curand makes them, from two words, or from four for 64 bits.
+    Floats are made as curand makes them: normal ones in pairs, from two words, or from four for 64 bits. Philox makes
+    uniform ones of 64 bits from one word.
     """
     at, own = _generator("T.rng_rand_float")
     need_choice("rng_rand_float", "bit", bit, (32, 64))
     need_choice("rng_rand_float", "dist", dist, ("uniform", "normal"))
     if dist == "uniform":
-        return let("uniform", own.uniform(bit, 1.0))
+        return let("uniform", own.unit(bit))
     found = make_variable("normal", dt.BY_NAME[f"float{bit}"], None)
     with at.open("if") as kept:
         at.emit(Store(found.buffer, (), cast(own.spare, found.dtype)))
