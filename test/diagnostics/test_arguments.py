@@ -38,7 +38,7 @@ X = torch.ones(2)
 FITTING = [
     {}, {"w": X}, {"flag": True}, {"flag": 1}, {"flag": np.bool_(False)}, {"count": np.int64(3)}, {"rate": 1},
     {"rate": np.float32(2)}, {"name": "a"}, {"dtype": torch.float16}, {"call": len}, {"layer": nn.ReLU()},
-    {"sizes": (1, 2)}, {"sizes": torch.Size([1])}, {"options": {}}, {"anything": object()}, {"unknown": 3},
+    {"sizes": (1, 2)}, {"sizes": torch.Size([1])}, {"options": {}}, {"anything": ...}, {"unknown": 3},
 ]  # fmt: skip
 REFUSED = {
     "flag": [("no", "'no'; expected True or False"), (2, "2; expected True or False"), (X, "of type Tensor")],

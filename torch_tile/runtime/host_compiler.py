@@ -73,7 +73,7 @@ class HostCompiler:
 
     @property
     def name(self) -> str:
-        """The command, as the user would write it."""
+        """Return the command, as the user would write it."""
         return shlex.join(self.command)
 
     @property

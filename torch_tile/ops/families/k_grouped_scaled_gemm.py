@@ -79,9 +79,10 @@ def k_grouped_scaled_gemm(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """`(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g: gradients of experts' matrices.
+    """Compute `(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g.
 
-    K counts the tokens of all experts. Sums are those of `scaled_gemm` (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
+    These are gradients of experts' matrices. K counts the tokens of all experts. Sums are those of
+    `scaled_gemm` (DeepSeek-V3, arXiv:2412.19437, 3.3.2).
 
     Args:
         a: `[M, K]`, columns sorted by their group, float8_e4m3fn or float8_e5m2.
