@@ -78,7 +78,7 @@ def _save(ctx: Any, args: LinearCrossEntropyArgs[Tensor], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    """Return the chunks are computed again, since weights of rows are known only now."""
+    """Compute the chunks again, since weights of rows are known only now."""
     of_hidden, of_weight, _, of_bias = (*ctx.needs_input_grad, False)[:4]  # shorter if defaults were left out
     args, _ = restored_args(ctx)
     options = {"of_hidden": of_hidden, "of_weight": of_weight or of_bias}

@@ -60,7 +60,7 @@ def _save(ctx: Any, args: RouteArgs[Tensor], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    """Return the choice is constant: weights are differentiated for the experts that were chosen."""
+    """Differentiate the weights of the experts that were chosen: the choice is constant."""
     logits, experts = ctx.saved_tensors
 
     def computed(logits: Tensor) -> tuple[Tensor]:

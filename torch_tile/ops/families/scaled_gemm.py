@@ -135,7 +135,7 @@ def scaled_gemm(
     bits: int = 8,
     offset: int = 0,
 ) -> Tensor:
-    """Return a product of float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
+    """Multiply float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
     Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly. These sums are added up in float32
     (DeepSeek-V3, arXiv:2412.19437, 3.3.2; SmoothQuant, arXiv:2211.10438, for int8). Where the machine has no float8
