@@ -134,7 +134,7 @@ def test_refuses_fused_norm(arguments, error, message):
 
 @pytest.mark.parametrize("texts", [("ret acc1", ""), ("", "v0=add(acc0,x0);ret v0")])
 def test_refuses_texts_that_read_what_is_not_there(texts):
-    with pytest.raises(ValueError, match=r"epilogue: .* is (1|0)"):
+    with pytest.raises(ValueError, match=r"(prologue|epilogue): .* is (1|0)"):
         op(torch.zeros(2, 4), [], "", *texts, False, 1e-6, False, torch.float32)
 
 
