@@ -182,7 +182,8 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
         finally:
             for process in ranks:
                 process.kill()
-        told = [f"rank {n} ended with {code}:\n{(tmp_path / str(n)).read_text()[-6000:]}" for n, code in enumerate(codes)]
+        ends = zip("01", codes, strict=True)
+        told = [f"rank {n} ended with {code}:\n{(tmp_path / n).read_text()[-6000:]}" for n, code in ends]
         assert not any(codes), "\n".join(told)
 
     return run
