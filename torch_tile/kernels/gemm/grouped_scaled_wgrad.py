@@ -29,11 +29,12 @@ START = 16  # columns of float8 at a multiple of which bulk copies start
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g, in float32 (float64 for
-    float64 `a`), rounded to `dtype`.
+    """Compute `(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g.
 
-    Takes the arguments of `KGroupedScaledGemmArgs`: a `[M, K]`, b `[K, N]`; scale_a `[1 or G, 1 or M, 1]` or
-    `[1, 1 or M, K / 128]`, scale_b `[1 or G, 1, 1 or N]` or `[1, K / 128, 1 or N]`, divisions rounded up; group g has
+    Sums are of float32, or of float64 for float64 `a`. Results are rounded to `dtype`.
+
+    Takes the arguments of `KGroupedScaledGemmArgs`: a `[M, K]` and b `[K, N]`. scale_a is `[1 or G, 1 or M, 1]` or
+    `[1, 1 or M, K / 128]`, scale_b `[1 or G, 1, 1 or N]` or `[1, K / 128, 1 or N]`, divisions rounded up. Group g has
     the columns of a from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`. Returns `[G, M, N]`; 0 for groups without
     columns.
     """
@@ -187,7 +188,7 @@ def tiling_for(problem: Problem, spec: scaled.Spec, groups: int, machine: Machin
     bulk = machine.target.has_wgmma and problem.aligned
 
     def of(stages: int) -> Footprint:
-        """Return the tiling with so many stages."""
+        """Compute the footprint with so many stages."""
         return footprint(replace(config, stages=stages), spec, bulk)
 
     return replace(config, stages=most_stages(of, range(config.stages, 0, -1), machine.target))
