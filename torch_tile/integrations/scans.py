@@ -9,6 +9,7 @@ do not take go to the old one.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from torch import nn
 from torch_tile.inductor import compat
 from torch_tile.inductor.settings import FAMILIES
 from torch_tile.nn import linear_attention, scans
+from torch_tile.nn.functional import given_cache
 from torch_tile.ops.reference import reference
 
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -90,11 +92,15 @@ def lightning(
     attention_mask: Any,
     past_key_values: Any = None,
     run: Call = scans.operator,
+    cache: Any = None,
     **more: Any,
 ) -> Any:
-    """Compute the forward of MiniMax's `MiniMaxLightningAttention`, by our linear attention."""
+    """Compute the forward of MiniMax's `MiniMaxLightningAttention`, by our linear attention.
+
+    transformers before 5.24 calls the cache `past_key_values`.
+    """
     batch, length, _ = hidden_states.shape
-    heads, cache = layer.num_attention_heads, past_key_values
+    heads, cache = layer.num_attention_heads, given_cache(cache, past_key_values, more)
     qkv = layer.act_fn(layer.qkv_proj(hidden_states))
     if attention_mask is not None:
         qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
@@ -200,9 +206,11 @@ def try_lightning(function: Call) -> list[Any]:
         "diagonal_decay": torch.where(back >= 0, torch.exp(-slope * back), 0.0)[None],
     }  # fmt: skip
     layer, mask = SimpleNamespace(**given), torch.rand(2, 7) < 0.8
+    some, one, named = torch.randn(2, 7, 5), torch.randn(2, 1, 5), inspect.signature(function).parameters
+    name = "cache" if "cache" in named else "past_key_values"
     return [
-        *function(layer, torch.randn(2, 7, 5), position_embeddings=None, attention_mask=mask, past_key_values=cache),
-        *function(layer, torch.randn(2, 1, 5), position_embeddings=None, attention_mask=None, past_key_values=cache),
+        *function(layer, some, position_embeddings=None, attention_mask=mask, **{name: cache}),
+        *function(layer, one, position_embeddings=None, attention_mask=None, **{name: cache}),
     ]
 
 
