@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.problem import Case, Prepare, Problem
+from benchmarks.problem import Case, Prepare, Problem, sample_of, sample_of_groups
 from benchmarks.runner import main
 from benchmarks.timer import name_of
 from torch_tile.kernels.gemm.grouped import grouped_gemm, reference
@@ -73,8 +73,8 @@ def case(device: str, experts: Experts, rows: int, part: str) -> Case:
     k, n = (experts.hidden, experts.width) if part == "down" else (experts.width, experts.hidden)
     a, bs = make(rows, k), [make(experts.count, n, k).mT / k**0.5 for _ in range(2 if part == "gate up" else 1)]
     grad, weight = make(rows, n), make(rows, 1)
-    first = int(chosen[0])  # all rows of one expert are looked at
-    own = slice(0, int(ends[first]))
+    looked_at, own_ends = sample_of_groups(chosen, experts.count)
+    columns = sample_of(k, 8, device)  # of a, for gradients
 
     def torchs() -> torch.Tensor:
         if part == "gradient":
@@ -84,11 +84,11 @@ def case(device: str, experts: Experts, rows: int, part: str) -> Case:
 
     def expected() -> torch.Tensor:
         if part == "gradient":
-            return a[own].double().mT @ grad[own].double()
-        mine = [b[first : first + 1].double() for b in bs]
-        end, weights = ends[first : first + 1], [weight[own].double()] if part == "down" else []
+            each = chosen == torch.arange(experts.count, device=device)[:, None]
+            return torch.stack([a[own][:, columns].double().mT @ grad[own].double() for own in each])
+        weights = [weight[looked_at].double()] if part == "down" else []
         text = SWIGLU if part == "gate up" else WEIGHTED
-        return reference(a[own].double(), mine, end, weights, "c" * len(weights), text, torch.float64)
+        return reference(a[looked_at].double(), bs, own_ends, weights, "c" * len(weights), text, torch.float64)
 
     if part == "gradient":
         ours = partial(k_grouped_gemm, a, grad, ends, a.dtype)
@@ -97,7 +97,7 @@ def case(device: str, experts: Experts, rows: int, part: str) -> Case:
     else:
         ours = partial(grouped_gemm, a, bs, ends, [weight], "c", WEIGHTED, a.dtype)
     rivals: dict[str, Prepare] = {"torch": lambda: torchs}
-    return Case(ours, rivals, lambda out: out[first] if part == "gradient" else out[own], expected)
+    return Case(ours, rivals, lambda out: out[:, columns] if part == "gradient" else out[looked_at], expected)
 
 
 if __name__ == "__main__":

@@ -162,3 +162,13 @@ def sample_of(n: int, count: int, device: str) -> torch.Tensor:
     edges = torch.arange(count + 1, dtype=torch.float64) * (n / count)
     low, high = edges[:-1].floor(), edges[1:].floor().clamp(max=n)
     return (low + (torch.rand(count, dtype=torch.float64) * (high - low)).floor()).long().to(device)
+
+
+def sample_of_groups(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices into rows that are sorted by their group, `chosen`: the first and the last row of each group, and some
+    between. Also the ends of the groups among these rows, int32 `[groups]`.
+    """
+    cuts = (chosen[1:] != chosen[:-1]).nonzero()[:, 0]
+    ends = torch.tensor([0, len(chosen) - 1], device=chosen.device)
+    rows = torch.cat([sample_of(len(chosen), 32, str(chosen.device)), ends, cuts, cuts + 1]).unique()
+    return rows, torch.bincount(chosen[rows], minlength=groups).cumsum(0).int()

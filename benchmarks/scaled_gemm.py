@@ -11,14 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, sample_of, sample_of_groups
 from benchmarks.runner import main
 from benchmarks.timer import Call
-from torch_tile.kernels.gemm.grouped_scaled import grouped_scaled_gemm
+from torch_tile.kernels.gemm.grouped_scaled import grouped_scaled_gemm, reference as of_groups
 from torch_tile.kernels.gemm.scaled import GROUP, reference, scaled_gemm
 
 SHAPES = {
@@ -106,12 +105,10 @@ def grouped_case(device: str, form: str, groups: int, m: int, n: int, k: int) ->
     ends = torch.bincount(chosen, minlength=groups).cumsum(0).int()
     pairs = [scales(form, m, n, k, device) for _ in range(groups)]
     scale_a, scale_b = pairs[0][0], torch.stack([own for _, own in pairs])
-    first = int(chosen[0])
-    mine = slice(0, int(ends[first]))
+    rows, own = sample_of_groups(chosen, groups)
 
     def expected() -> torch.Tensor:
-        wide: list[Any] = [x.double() for x in (a[mine], b[first].mT, scale_a[mine], scale_b[first])]
-        return reference(*wide, [], "", "", torch.float64)
+        return of_groups(a[rows].double(), b.mT, scale_a[rows].double(), scale_b, own, [], "", "", torch.float64)
 
     def torchs() -> Call:
         if form != "rows":
@@ -120,7 +117,7 @@ def grouped_case(device: str, form: str, groups: int, m: int, n: int, k: int) ->
         return partial(torch._scaled_grouped_mm, a, b.mT, *flat, offs=ends, out_dtype=OUT)
 
     ours = partial(grouped_scaled_gemm, a, b.mT, scale_a, scale_b, ends, [], "", "", OUT)
-    return Case(ours, {"torch": torchs}, lambda out: out[mine], expected)
+    return Case(ours, {"torch": torchs}, lambda out: out[rows], expected)
 
 
 if __name__ == "__main__":

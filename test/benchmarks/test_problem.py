@@ -4,7 +4,17 @@ import json
 import pytest
 import torch
 
-from benchmarks.problem import Case, Result, error_of, first_of, poisoned, sample_of, tolerance_of, wrong
+from benchmarks.problem import (
+    Case,
+    Result,
+    error_of,
+    first_of,
+    poisoned,
+    sample_of,
+    sample_of_groups,
+    tolerance_of,
+    wrong,
+)
 from benchmarks.timer import Timing
 
 
@@ -62,6 +72,17 @@ def test_samples_come_from_every_band(n, count):
     assert len(rows) == count and rows.unique().numel() == count
     assert rows.min() >= 0 and rows.max() < n
     assert bool((rows.diff() < 2 * n / count + 1).all())
+
+
+@pytest.mark.parametrize(("n", "groups"), [(1, 3), (40, 1), (500, 60), (3000, 5)])
+def test_samples_have_the_ends_of_every_group(n, groups):
+    chosen = torch.randint(groups, (n,)).sort().values
+    rows, ends = sample_of_groups(chosen, groups)
+    assert bool((rows.diff() > 0).all()) and ends[-1] == len(rows)
+    for group, own in enumerate(torch.tensor_split(rows, ends[:-1].tolist())):
+        inside = (chosen == group).nonzero()[:, 0]
+        assert bool(torch.isin(own, inside).all())
+        assert not len(inside) or bool(torch.isin(inside[[0, -1]], own).all())
 
 
 def test_first_of():

@@ -2,14 +2,16 @@
 """Groups of rows of float8 by matrices with scales of every form, against float64."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm.grouped_scaled import grouped_scaled_gemm, reference
-from torch_tile.kernels.gemm.scaled import Scale
+from torch_tile.kernels.gemm import spec as gemm_spec
+from torch_tile.kernels.gemm.grouped_scaled import HIGH, LOW, WIDE, grouped_scaled_gemm, reference, tiling_for
+from torch_tile.kernels.gemm.scaled import GROUP, Problem, Scale, Spec, footprint
 from torch_tile.kernels.gemm.tiling import Config
 
 E4M3, E5M2, F32, F64, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64, torch.bfloat16
@@ -86,6 +88,57 @@ def test_scales_by_bulk_copies_of_rows_that_begin_anywhere(engine, problems, che
     assert Scale.of(scale_a, m, k, bulk=True)[0].bulk
     got = grouped_scaled_gemm(*args, [], "", "", F32)
     check(got, exact(*args, [], "", ""), f"{args[-1].tolist()} {m}x{n}x{k}", F32, own=True)
+
+
+# Microseconds on an H200 by tile, with scales of runs and without (h200_grouped_float8_2_2026-11-28.txt).
+MEASURED = {
+    (8, 8192, 14336, 4096, True): {"128x192": 1022.1, "192x128": 896.8, "128x128": 1063.3, "64x192": 1772.3},
+    (32, 8192, 7168, 2048, True): {"128x192": 320.8, "192x128": 333.0, "128x128": 356.8, "64x192": 506.2},
+    (64, 2048, 4096, 7168, True): {"128x192": 521.1, "192x128": 611.2, "64x192": 576.4, "64x128": 542.4},
+    (16, 2048, 4096, 7168, True): {"128x192": 185.8, "192x128": 162.2, "128x128": 211.5, "64x128": 276.3},
+    (128, 1024, 4096, 7168, True): {"128x192": 1047.9, "192x128": 1267.0, "64x192": 1164.8, "64x128": 1095.4},
+    (256, 8192, 4096, 1024, True): {"128x192": 378.3, "192x128": 461.5, "64x192": 385.6, "64x128": 419.5},
+    (4, 1024, 2048, 2048, True): {"128x192": 22.5, "192x128": 21.5, "128x128": 29.3, "64x128": 34.6},
+    (3, 777, 1040, 2000, True): {"128x192": 24.3, "192x128": 23.1, "128x128": 19.1, "64x128": 18.0},
+    (8, 8192, 14336, 4096, False): {"128x192": 821.2, "192x128": 871.1, "128x128": 893.1, "64x192": 1300.5},
+    (32, 8192, 7168, 2048, False): {"128x192": 282.2, "192x128": 312.8, "128x128": 321.0, "64x192": 374.8},
+    (64, 2048, 4096, 7168, False): {"128x192": 486.7, "192x128": 577.2, "64x192": 474.3, "64x128": 480.2},
+    (16, 2048, 4096, 7168, False): {"128x192": 164.7, "192x128": 158.2, "128x128": 178.7, "64x128": 211.5},
+    (128, 1024, 4096, 7168, False): {"128x192": 951.5, "192x128": 1183.5, "64x192": 886.9, "64x128": 903.4},
+    (32, 128, 7168, 2048, False): {"128x192": 160.6, "192x128": 265.1, "64x192": 129.0, "64x128": 135.6},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED, ids=str)
+def test_rules_choose_tiles_that_were_fast(shape):
+    groups, *sizes, runs = shape
+    problem = Problem(E4M3, *sizes, True, staged=True, runs=runs)
+    config, times = tiling_for(problem, groups, Machine(Target("cuda", 90), 132)), MEASURED[shape]
+    assert times[f"{config.block_m}x{config.block_n}"] <= 1.06 * min(times.values())
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("runs", [False, True])
+def test_tiles_fit(runs, dtype):
+    product = gemm_spec.Spec(E4M3, dtype, False, (True,), (), "ret acc0")
+    for shared in (1, GROUP):
+        scales = Scale(1, runs, True, runs), Scale(shared, runs, True, runs and shared == 1)
+        spec = Spec(product, (E4M3, E4M3), (E4M3, E4M3), scales)
+        for config in (LOW, WIDE, HIGH):
+            tiles = footprint(replace(config, staged=True), spec, True, groups=True)
+            assert tiles.bytes <= Target("cuda", 90).shared_limit, config
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_tiles_that_rules_choose(form, engine, problems, check):
+    """Groups end anywhere in tiles whose results leave through shared memory."""
+    for config in (LOW, WIDE, HIGH):
+        m, n, k = config.block_m + problems.size(80), 64 + 16 * problems.size(10), 128 * problems.pick(1, 2)
+        args = arguments(problems, FORMS[form], 3, m, n, k)
+        args = (args[0].contiguous(), args[1].mT.contiguous().mT, *args[2:])
+        got = grouped_scaled_gemm(*args, [], "", "", BF16, config=replace(config, staged=True, panel=8))
+        check(got, exact(*args, [], "", ""), f"{args[-1].tolist()} {m}x{n}x{k}, {config}", BF16, own=True)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)

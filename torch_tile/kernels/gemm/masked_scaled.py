@@ -83,6 +83,6 @@ def masked_scaled_gemm(
         return out
     machine = machine_of(a)
     spec, problem, tensors = prepare(flattened(args), machine, out)
-    config = config or replace(tiling_for(problem, a.shape[0], machine), panel=0)
+    config = config or replace(tiling_for(replace(problem, staged=False), a.shape[0], machine), panel=0)
     machine.kernel(masked_scaled_matmul)(config, spec)(*tensors, args.counts.contiguous(), out)
     return out

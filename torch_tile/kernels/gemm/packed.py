@@ -48,14 +48,6 @@ class Problem:
     coded: bool = False
 
 
-def has_table(config: Config, coded: bool) -> bool:
-    """Return whether a block looks up weights in a table of shared memory: of codes, and for few rows of a.
-
-    For many rows a lookup serves as many products, and stages need the memory.
-    """
-    return coded and config.block_m <= FEW_ROWS
-
-
 @dataclass(frozen=True)
 class Factor:
     """How scales or zeros `[N, G]` lie in memory: dtype, transposed or not, bytes of float8_e8m0fnu or not, and how
@@ -135,7 +127,7 @@ class Storage:
 
     @property
     def coded(self) -> bool:
-        """Return whether words of int32 hold indices of a format's numbers."""
+        """Return whether words of int32 hold indices of a format's numbers, which a table of shared memory gives."""
         return bool(self.format) and self.words == torch.int32
 
     def groups(self, block_k: int) -> int:
@@ -237,10 +229,6 @@ class Spec:
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
         long = self.storage.group >= LEAST_LATE
         return bool(self.storage.words == torch.int32 and long and self.storage.scale and few)
-
-    def has_table(self, config: Config) -> bool:
-        """Return whether weights are looked up in a table of shared memory."""
-        return has_table(config, self.storage.coded)
 
     def pieces(self, config: Config) -> list[Piece]:
         """Return the pieces in which a step is widened.

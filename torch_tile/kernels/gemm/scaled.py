@@ -552,10 +552,15 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
 
 
+def can_be_timed(problem: Problem, machine: Machine) -> bool:
+    """Return whether the tiles of `TIMED` were measured for operands like a problem's, of float8."""
+    form = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
+    return form and machine.target.has_wgmma
+
+
 def _is_timed(problem: Problem, machine: Machine) -> bool:
     """Return whether the steps of `TIMED` were measured for such a problem: products of many rows of float8."""
-    form = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
-    return form and machine.target.has_wgmma and problem.m > 64
+    return problem.m > 64 and can_be_timed(problem, machine)
 
 
 def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
