@@ -40,13 +40,13 @@ from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
-from torch_tile.language.kernel_calls import MODELS, Outside, bind, check_function, given_tensors
+from torch_tile.language.kernel_calls import MODELS, bind, check_function, given_tensors
+from torch_tile.language.outside import Outside, exact_key
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
     Specialisation,
     evaluated,
-    exact_key,
     run_time_names,
     specialise,
     specialise_sizes,
@@ -349,7 +349,7 @@ class JITFunction:
             raise error(
                 "bad_argument", parameter_span(function, loose[0].strip("*")), op="jit", name=loose[0], why=why, fix=fix
             )
-        self.outside: Outside | None = None  # the numbers and texts that it reads, found at the first call
+        self.outside: Outside | None = None  # what it reads, found at the first call
         self.run_time_names: frozenset[str] = run_time_names(
             self.signature
         )  # of numbers that a compiled kernel is given
@@ -455,10 +455,10 @@ class JITFunction:
         raise missing_attribute(self, name, JITKernel, call)
 
     def read_outside(self) -> tuple[Any, ...]:
-        """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""
+        """Return keys of what the function reads from outside, which may change between calls."""
         if self.outside is None:
             self.outside = Outside(self.function)
-        return self.outside(exact_key) if self.outside else ()
+        return self.outside(exact_key)
 
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
         """Return the kernel for an eager call; trace and compile it at the first such call."""
@@ -468,9 +468,10 @@ class JITFunction:
             kernel = None if found is None else self.kernels.get((target, key, found.values(call)))
             if kernel is None:
                 program, found = trace_eager(call)
-                self.specialisations[key] = found
                 kernel = compile_program(program, (), target, self.options)
-                self.kernels[target, key, found.values(call)] = kernel
+                for each in (key, (call.key, self.read_outside())):  # a trace may have changed what it reads
+                    self.specialisations[each] = found
+                    self.kernels[target, each, found.values(call)] = kernel
         return kernel
 
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -563,13 +564,16 @@ class JITFunction:
         """Return the kernel for these arguments; compile it at the first call, under a lock of its own."""
         bound = bind(self.__name__, self.signature, args, kwargs)
         bound.apply_defaults()
-        key = (exact_key(tuple(bound.arguments.items())), self.read_outside())
+        given = tuple(bound.arguments.items())
+        key = (exact_key(given), self.read_outside())
         with self.lock:
             lock = self.locks.setdefault(key, threading.RLock())
         with lock:
             if key not in self.kernels:
                 made = self.make(*args, **kwargs)
-                self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
+                kernel = _compile(made, self.out_idx, self.target, self.options)
+                for each in (key, (exact_key(given), self.read_outside())):  # a trace may have changed what it reads
+                    self.kernels[each] = kernel
             return self.kernels[key]
 
 
