@@ -2,7 +2,6 @@
 """A kernel is compiled for what its function reads from outside: a change between two calls reaches the second."""
 
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,8 @@ class Config:
 
 
 NUMBER, SIZE = 1.0, 5
-TABLE, LIST, OBJECT, MODULE = {"a": [1.0]}, [1.0], Config(), SimpleNamespace(inner=SimpleNamespace(factor=1.0))
+TABLE, LIST, OBJECT, MODULE = {"a": [1.0]}, [1.0], Config(), Config()
+MODULE.inner = Config()
 TENSOR = torch.tensor(1.0)
 
 
@@ -137,6 +137,19 @@ def test_a_change_between_two_calls(read):
         for factor in (2.0, -0.5, 2.0):
             change(factor)
             assert torch.equal(kernel(x), x * factor)
+        change(1.0)
+
+
+@pytest.mark.parametrize("read", [name for name in READS if "tensor" not in name])  # Dynamo guards none of its numbers
+def test_a_change_between_two_calls_of_a_graph(read):
+    of, change = READS[read]
+    x = torch.randn(5)
+    for kernel in (eager(of), lazy(of)):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, kernel=kernel: kernel(x) + 1, backend="aot_eager", fullgraph=True)
+        for factor in (2.0, -0.5, 3.0):
+            change(factor)
+            assert torch.equal(compiled(x), x * factor + 1)
         change(1.0)
 
 

@@ -149,10 +149,74 @@ class Outside:
         return tuple(key(each.value(self.globals)) for each in self.reads)
 
 
+def readers(function: FunctionType) -> tuple[FunctionType, ...]:
+    """Return functions that return the plain values among what a function and its helpers read now.
+
+    Dynamo can inline these, and so guards a graph by the values.
+    """
+    made: list[FunctionType] = []
+    todo, seen = [function], []
+    while todo:
+        each = todo.pop()
+        seen.append(each)
+        read = Outside(each)
+        texts = []
+        for found in read.reads:
+            helpers, leaves = _leaves(".".join((found.name, *found.attributes)), found.value(read.globals))
+            todo += [helper for helper in helpers if not any(helper is other for other in seen)]
+            texts += leaves
+        if texts:
+            made.append(_reader(each, tuple(texts)))
+    return tuple(made)
+
+
+def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[FunctionType], list[str]]:
+    """Return the functions of the author's in a value, and the expressions of the plain values in it.
+
+    `text` is the expression of `value`, and `around` holds the values that it is a part of.
+    """
+    if isinstance(value, PLAIN):
+        return [], [text]
+    if isinstance(value, FunctionType):
+        author = _author(value)
+        return ([], []) if author is None else ([author], [f"id({text})"])
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, list | tuple):
+        parts = [(f"{text}[{n}]", part) for n, part in enumerate(value)]
+    elif isinstance(value, dict):
+        parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
+    elif not any(map(is_constant, value.__mro__[:-1] if isinstance(value, type) else type(value).__mro__[:-1])):
+        own = getattr(value, "__dict__", {})  # of an author's class, or of an object that no library's class made
+        parts = [(f"{text}.{name}", part) for name, part in own.items() if not name.startswith("__")]
+    if any(value is each for each in around):
+        return [], []
+    found = [_leaves(name, part, (*around, value)) for name, part in parts]
+    return [f for functions, _ in found for f in functions], [t for _, texts in found for t in texts]
+
+
+def _reader(function: FunctionType, texts: tuple[str, ...]) -> FunctionType:
+    """Return a function beside `function` that returns the values of these expressions; equal ones are made once."""
+    kept: dict[Any, FunctionType] = function.__dict__.setdefault("__tile_readers__", {})
+    if texts not in kept:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        source = f"def around({', '.join(cells)}):\n    def read(): return ({', '.join(texts)},)\n"
+        around = next(c for c in compile(source, "<reads>", "exec").co_consts if isinstance(c, CodeType))
+        code = next(c for c in around.co_consts if isinstance(c, CodeType))
+        closure = tuple(cells[name] for name in code.co_freevars)
+        kept[texts] = FunctionType(code, function.__globals__, "read", None, closure)
+    return kept[texts]
+
+
+def _author(function: FunctionType) -> FunctionType | None:
+    """Return the author's function behind a macro, or the function itself; None for a library's."""
+    found = getattr(function, "__wrapped__", function) if is_constant(function) else function
+    return found if isinstance(found, FunctionType) and not is_constant(found) else None
+
+
 def _read_by(function: FunctionType, key: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return `key` of what a helper function or macro reads. Its reads are found once, and kept at the function."""
-    author = getattr(function, "__wrapped__", function) if is_constant(function) else function  # of a macro
-    if not isinstance(author, FunctionType) or is_constant(author):
+    author = _author(function)
+    if author is None:
         return ()
     found: Outside | None = author.__dict__.get("__tile_outside__")
     if found is None or found.function is not author:  # functools.wraps copies what a function holds
