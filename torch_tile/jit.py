@@ -40,13 +40,13 @@ from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
-from torch_tile.language.kernel_calls import MODELS, Outside, bind, check_function, given_tensors
+from torch_tile.language.kernel_calls import MODELS, bind, check_function, given_tensors
+from torch_tile.language.outside import Outside, exact_key, readers
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
     Specialisation,
     evaluated,
-    exact_key,
     run_time_names,
     specialise,
     specialise_sizes,
@@ -349,7 +349,8 @@ class JITFunction:
             raise error(
                 "bad_argument", parameter_span(function, loose[0].strip("*")), op="jit", name=loose[0], why=why, fix=fix
             )
-        self.outside: Outside | None = None  # the numbers and texts that it reads, found at the first call
+        self.outside: Outside | None = None  # what it reads, found at the first call
+        self.readers: tuple[FunctionType, ...] = ()  # of plain values among that, for Dynamo
         self.run_time_names: frozenset[str] = run_time_names(
             self.signature
         )  # of numbers that a compiled kernel is given
@@ -455,10 +456,10 @@ class JITFunction:
         raise missing_attribute(self, name, JITKernel, call)
 
     def read_outside(self) -> tuple[Any, ...]:
-        """Return keys of the numbers and texts that the function reads from outside; they may change between calls."""
+        """Return keys of what the function reads from outside, which may change between calls."""
         if self.outside is None:
             self.outside = Outside(self.function)
-        return self.outside(exact_key) if self.outside else ()
+        return self.outside(exact_key)
 
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
         """Return the kernel for an eager call; trace and compile it at the first such call."""
@@ -468,15 +469,20 @@ class JITFunction:
             kernel = None if found is None else self.kernels.get((target, key, found.values(call)))
             if kernel is None:
                 program, found = trace_eager(call)
-                self.specialisations[key] = found
                 kernel = compile_program(program, (), target, self.options)
-                self.kernels[target, key, found.values(call)] = kernel
+                for each in (key, (call.key, self.read_outside())):  # a trace may have changed what it reads
+                    self.specialisations[each] = found
+                    self.kernels[target, each, found.values(call)] = kernel
         return kernel
 
     def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Handle a call while Dynamo traces a graph; an eager kernel is chosen by the tensors' known properties."""
+        _prepare_readers(self.dynamo_key)
+        reads: list[str] = []  # Dynamo guards the graph by what it gives to a function of constants
+        for read in self.readers:
+            reads += [value.hex() if isinstance(value, float) else f"{value!r}" for value in read()]
         if self.is_lazy:
-            return getattr(kept, _keep_compiled(self.dynamo_key, *args, **kwargs))
+            return getattr(kept, _keep_compiled(self.dynamo_key, tuple(reads), *args, **kwargs))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
         from numpy import ndarray  # not before: a process that only compiles needs none
 
@@ -493,7 +499,7 @@ class JITFunction:
                 passed.append(value)
             else:
                 known.append((name, value))
-        return getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(known)))(*passed)
+        return getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(reads), tuple(known)))(*passed)
 
     def kernel_for_traced_call(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
         """Return the kernel of an eager call in a traced graph; (dtype, shape, strides, device) stands for a tensor."""
@@ -563,27 +569,41 @@ class JITFunction:
         """Return the kernel for these arguments; compile it at the first call, under a lock of its own."""
         bound = bind(self.__name__, self.signature, args, kwargs)
         bound.apply_defaults()
-        key = (exact_key(tuple(bound.arguments.items())), self.read_outside())
+        given = tuple(bound.arguments.items())
+        key = (exact_key(given), self.read_outside())
         with self.lock:
             lock = self.locks.setdefault(key, threading.RLock())
         with lock:
             if key not in self.kernels:
                 made = self.make(*args, **kwargs)
-                self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
+                kernel = _compile(made, self.out_idx, self.target, self.options)
+                for each in (key, (exact_key(given), self.read_outside())):  # a trace may have changed what it reads
+                    self.kernels[each] = kernel
             return self.kernels[key]
 
 
 @assume_constant_result
-def _keep_compiled(key: str, /, *args: Any, **kwargs: Any) -> str:
-    """Compile and keep a kernel of the function with this Dynamo key; return its name in `kept`."""
+def _prepare_readers(key: str) -> str:
+    """Find what the function with this Dynamo key reads from outside while a graph is traced."""
+    function = from_dynamo_key(key)
+    function.readers = readers(function.function)
+    return ""
+
+
+@assume_constant_result
+def _keep_compiled(key: str, reads: tuple[str, ...], /, *args: Any, **kwargs: Any) -> str:
+    """Compile and keep a kernel of the function with this Dynamo key; return its name in `kept`.
+
+    `reads` are values that the function reads from outside. The graph is traced again where one of them changes.
+    """
     return keep(from_dynamo_key(key).compile(*args, **kwargs))
 
 
 @assume_constant_result
-def _keep_eager_operator(key: str, known: Sequence[tuple[str, Any]]) -> str:
+def _keep_eager_operator(key: str, reads: tuple[str, ...], known: Sequence[tuple[str, Any]]) -> str:
     """Keep the operator for an eager call of the function with this Dynamo key; return its name in `kept`.
 
-    `known` holds the arguments as `JITFunction.kernel_for_traced_call` takes them.
+    `reads` are as in `_keep_compiled`. `known` holds the arguments as `JITFunction.kernel_for_traced_call` takes them.
     """
     return keep_operator(from_dynamo_key(key).kernel_for_traced_call(known).dynamo_key)
 

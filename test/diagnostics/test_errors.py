@@ -52,6 +52,7 @@ def test_an_error_holds_every_finding(source):
     assert str(raised).count("error[") == 2 and "unknown buffer scope 'x'" in str(raised)
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("code", CATALOGUE)
 def test_every_entry_can_be_filled_in(code):
     made = diagnose(code, None, **{name: f"<{name}>" for name in fields_of(code)})

@@ -11,6 +11,8 @@ import torch_tile
 from torch_tile import language, nn, ops
 from torch_tile.inductor.settings import FAMILIES
 
+pytestmark = pytest.mark.every_sample  # facts about the sources
+
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("build_pages", ROOT / "docs/build_pages.py")
 pages = importlib.util.module_from_spec(_spec)

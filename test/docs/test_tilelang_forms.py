@@ -4,6 +4,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.every_sample  # facts about the sources
+
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 

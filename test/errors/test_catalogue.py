@@ -23,12 +23,14 @@ def load(path):
     return module
 
 
+@pytest.mark.every_sample
 def test_every_entry_has_a_kernel_that_fails_with_it():
     """The modules beside this one run each function of their CASES, which must fail with the code that stands there."""
     modules = [load(path) for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
     assert set(CATALOGUE) - WARNINGS == {code for module in modules for code, _ in module.CASES.values()}
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("code", CATALOGUE)
 def test_entries_are_sentences_with_a_fix(code):
     message, fix = CATALOGUE[code]
@@ -38,6 +40,7 @@ def test_entries_are_sentences_with_a_fix(code):
     assert found.render().startswith(f"error[{code}]: {found.message}\n") and f"fix: {found.fix}" in found.render()
 
 
+@pytest.mark.every_sample
 def test_the_compiler_raises_only_catalogued_codes():
     """Every code given to `error` and `diagnose` is an entry, and every entry is raised somewhere."""
     raised = set()

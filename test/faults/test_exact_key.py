@@ -13,7 +13,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.language.program import exact_key
+from torch_tile.language.outside import exact_key
 
 OTHER_NAN = struct.unpack("d", struct.pack("Q", 0xFFF8000000000001))[0]
 NUMBERS = [0, 0.0, -0.0, False, True, 1, 1.0, 1 + 0j, math.nan, OTHER_NAN, np.float32(0), np.float64(-0.0), np.int32(0)]

@@ -44,6 +44,7 @@ def test_all_functions_are_looked_at():
     assert len(PUBLIC) > 200
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", PUBLIC)
 def test_parameters_are_listed(name):
     given = inspect.signature(getattr(T, name)).parameters.values()
@@ -52,6 +53,7 @@ def test_parameters_are_listed(name):
     assert inspect.getdoc(getattr(T, name))
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", [n for n in PUBLIC if n not in DECORATORS])
 def test_misspelt_keywords_are_refused(name):
     function = getattr(T, name)

@@ -5,6 +5,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.every_sample  # facts about the sources
+
 ROOT = Path(__file__).parents[2]
 PAGE = (Path(__file__).parent / "README.md").read_text()
 

@@ -373,6 +373,7 @@ def test_roles_barriers_and_tensor_maps_trace_back():
     assert "T.alloc_barrier(1, (2,), offset=16384)" in text and "A: T.Tensor((M * N,), T.float16)" in text
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", sorted(n for n in names() if lookup(n).header and not lookup(n).cpu))
 def test_calls_of_threads_trace_back(name):
     """Whatever their operands are: the intrinsics of GPU threads are no functions of the language."""

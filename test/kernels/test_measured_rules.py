@@ -15,6 +15,7 @@ H200, A100 = Target("cuda", 90), Target("cuda", 80)
 SOURCES = sorted({rule.source for rule in RULES})
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.command)
 def test_each_measurement_can_be_repeated(source):
     results = (ROOT / "benchmarks" / "results" / source.results).read_text()
@@ -25,6 +26,7 @@ def test_each_measurement_can_be_repeated(source):
     assert importlib.util.find_spec(f"benchmarks.{module}") is not None
 
 
+@pytest.mark.every_sample
 def test_no_row_stands_behind_one_that_always_fits():
     ended = set()
     for rule in RULES:
@@ -35,6 +37,7 @@ def test_no_row_stands_behind_one_that_always_fits():
             ended.add((rule.choice, rule.feature))
 
 
+@pytest.mark.every_sample
 def test_each_choice_is_read():
     text = "".join(p.read_text() for p in (ROOT / "torch_tile").rglob("*.py"))
     read = re.findall(r"(?:verdict|rule)\(\s*\"([a-z_]+\.[a-z_]+)\"", text)

@@ -29,12 +29,14 @@ NAMES = read_names()
 HERE = frozenset(vars(T)) | {name for name in NAMES if hasattr(T, name)}
 
 
+@pytest.mark.every_sample
 def test_none_is_unknown():
     assert len(NAMES) == 713
     unknown = [name for name in NAMES if name not in HERE and not instead(name)]
     assert not unknown
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", sorted(set(NAMES) - HERE))
 def test_a_refusal_says_why(name):
     with pytest.raises(TileError) as caught:
@@ -43,6 +45,7 @@ def test_a_refusal_says_why(name):
     assert not hasattr(T, name)
 
 
+@pytest.mark.every_sample
 def test_refusals_name_what_there_is():
     """`T.name` in a refusal is a name of the language, also `T.alloc_...`'s."""
     for reason in (*INSTEAD.values(), *(reason for _, reason in FAMILIES)):

@@ -218,6 +218,7 @@ def test_schemas_of_all_kinds():
         arguments_of(Unknown)
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_every_operator_is_declared_whole(name):
     operator = OPERATORS[name]

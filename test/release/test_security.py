@@ -4,6 +4,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.every_sample  # facts about the sources
+
 ROOT = Path(__file__).parents[2]
 LEADING = {
     "CXX", "PATH", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "TMPDIR", "XDG_CACHE_HOME", "HOME",

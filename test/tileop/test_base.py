@@ -30,6 +30,7 @@ ONE = const(1, dt.int32)
 A = Buffer("A", (const(4, dt.int32), const(6, dt.int32)), dt.float32, "shared")
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("name", tile_ops())
 def test_every_op_is_complete(name):
     """A check, what it touches, a meaning and a way to the CPU, each its own; a name in the language; a docstring."""

@@ -53,6 +53,7 @@ def test_editors_see_what_the_package_imports_when_it_is_asked_for() -> None:
             assert getattr(importlib.import_module(where), attribute or name) is getattr(torch_tile, name)
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("module", [language, torch_tile, nn, ops], ids=lambda m: m.__name__)
 def test_parameters_have_names(module) -> None:
     """No public function hides its parameters behind *args or **kwargs; `*extents` are several of one kind."""

@@ -18,6 +18,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     low = name.lower()
     parts = low.split("_")
     found = [k for k in spellings if low in k.split("_") or (len(low) > 2 and k.startswith(low))]
+    found = found or get_close_matches(low, spellings, 1, 0.9)  # one letter too many
     found = found or [k for k in spellings if len(k) > 2 and k in parts] or get_close_matches(low, spellings, 1, cutoff)
     return spellings[found[0]] if found else ""
 

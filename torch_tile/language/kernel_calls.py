@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bind the arguments of a call to a kernel function, check the function, and find what it reads from outside.
+"""Bind the arguments of a call to a kernel function, and check the function.
 
-A decorated function must be one that can be traced. Its call names what is missing or unknown. Numbers and texts that
-it reads from globals and enclosing functions belong to what a kernel is compiled for.
+A decorated function must be one that can be traced. Its call names what is missing or unknown.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from types import CellType, CodeType, FunctionType
+from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
@@ -109,49 +108,3 @@ def is_tensor(value: Any) -> bool:
         and hasattr(value, "shape")
         and hasattr(value, "ndim")
     )
-
-
-PLAIN = (int, float, str, bool, type(None), tuple)
-
-
-class Outside:
-    """Collect the plain values that a function reads from its globals and enclosing functions: numbers, texts,
-    tuples.
-
-    Calling it gives their values now. A kernel that was compiled for others is not the kernel for these.
-    """
-
-    def __init__(self, function: FunctionType):
-        names = dict.fromkeys(_names_in(function.__code__))
-        self.globals: dict[str, Any] = function.__globals__
-        self.names: tuple[str, ...] = tuple(
-            n for n in names if isinstance(self.globals.get(n, self), PLAIN) and not n.startswith("__")
-        )
-        self.cells: tuple[CellType, ...] = tuple(
-            cell for cell in function.__closure__ or () if isinstance(_content(cell), PLAIN)
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.names or self.cells)
-
-    def __call__(self, key: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """Return `key` of each value."""
-        found = [key(self.globals.get(name)) for name in self.names]
-        return (*found, *(key(_content(cell)) for cell in self.cells))
-
-
-def _content(cell: CellType) -> Any:
-    """Return the value of an enclosing function's variable; `Outside` itself, which is no plain value, if unbound."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return Outside
-
-
-def _names_in(code: CodeType) -> list[str]:
-    """Return the names of globals and attributes in a function and in functions inside it."""
-    found = list(code.co_names)
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            found += _names_in(each)
-    return found

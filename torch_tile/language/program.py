@@ -7,10 +7,9 @@ import ast
 import contextlib
 import functools
 import inspect
-import struct
 import sys
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -25,9 +24,10 @@ from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, 
 from torch_tile.language.bindings import BoundKernel
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import widen
+from torch_tile.language.outside import exact_key
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
-from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
+from torch_tile.language.rewrite import names_around, parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
@@ -317,6 +317,7 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
         return rewritten(*args, **kwargs)
 
     inlined.__name__, inlined.__doc__ = function.__name__, function.__doc__
+    inlined.__wrapped__ = function  # type: ignore[attr-defined]
     inlined.is_macro = True  # type: ignore[attr-defined]
     return inlined
 
@@ -445,7 +446,7 @@ def run_time_names(signature: inspect.Signature) -> frozenset[str]:
 
 def with_declared_numbers(function: FunctionType, signature: inspect.Signature) -> inspect.Signature:
     """Annotate the parameters that the body of an eager kernel declares as numbers (`by: T.float32`)."""
-    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    names = names_around(function)
     declared = {n.target.id: n.annotation for n in declarations(function) if isinstance(n.target, ast.Name)}
     parameters = []
     for name, each in signature.parameters.items():
@@ -535,36 +536,6 @@ def _described(value: Any) -> Any:
             f"compile() takes tensor types of known sizes, got {value}; give numbers, T.Tensor((1024, 64), ...)"
         )
     return torch.empty(shape, dtype=value.dtype.as_torch(), device="meta")
-
-
-def exact_key(value: Any) -> Hashable:
-    """Make a cache key of a compile-time value; two values share it only if kernels cannot tell them apart.
-
-    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs of different bits. The same holds in containers and
-    dataclasses.
-    """
-    kind = type(value)
-    if kind is int or kind is str or kind is bool or value is None:
-        return kind, value
-    if isinstance(value, float):
-        return kind, struct.pack("d", value)
-    if isinstance(value, complex):
-        return kind, struct.pack("dd", value.real, value.imag)
-    if isinstance(value, list | tuple):
-        return kind, tuple(map(exact_key, value))
-    if isinstance(value, dict):
-        return kind, tuple((exact_key(k), exact_key(v)) for k, v in value.items())
-    if isinstance(value, set | frozenset):
-        return kind, frozenset(map(exact_key, value))
-    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        return kind, str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
-    if is_dataclass(value) and not isinstance(value, type):
-        return kind, tuple(exact_key(getattr(value, each.name)) for each in fields(value))
-    try:
-        hash(value)
-    except TypeError:
-        return kind, repr(value)
-    return kind, value
 
 
 def _is_scalar_param(annotation: Any) -> bool:

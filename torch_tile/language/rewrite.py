@@ -66,6 +66,12 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
     return tree
 
 
+def names_around(function: FunctionType) -> dict[str, Any]:
+    """Return the values of a function's globals and of the variables around it that are bound."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _is_full(cell)}}
+
+
 def parameter_span(function: FunctionType, name: str) -> Span | None:
     """Return the position of a parameter in the author's source."""
     for node in ast.walk(source_tree(function).args):
@@ -500,8 +506,7 @@ class _WordsForCalls(ast.NodeTransformer):
     """Replace the statement T.loop_break() inside a loop by `break`, and `with T.While(condition):` by `while`."""
 
     def __init__(self, function: FunctionType):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self.names = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _is_full(cell)}}
+        self.names = names_around(function)
         self.loops = 0
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:

@@ -13,12 +13,14 @@ def test_rows_are_well_formed():
         assert not (row.bounded and row.singular) and (row.arity == 2 or not row.commutative)
 
 
+@pytest.mark.every_sample
 def test_each_spelling_is_an_operator_of_one_row():
     packets = [x.packet for row in FUNCTIONS.values() for x in row.spellings()]
     assert len(set(packets)) == len(packets)
     assert all(hasattr(torch.ops.aten, packet) for packet in packets)
 
 
+@pytest.mark.every_sample
 @pytest.mark.parametrize("packet", sorted(SPELLINGS))
 def test_a_spelling_binds_every_overload(packet):
     """The arguments of each overload that returns one tensor bind, whether given by position or by name."""
