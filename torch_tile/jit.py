@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.compiler.garbage import collector_paused
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
@@ -414,7 +415,8 @@ class JITFunction:
         """Return the traced kernel that a function of the lazy style returns."""
         bound = bind(self.__name__, self.signature, args, kwargs, self.is_lazy).arguments
         try:
-            made = self.function(*args, **kwargs)
+            with collector_paused():
+                made = self.function(*args, **kwargs)
         except (TileError, TypeError) as problem:
             raise given_tensors(self.__name__, bound) or problem from None
         if isinstance(made, PrimFunc):
@@ -468,7 +470,8 @@ class JITFunction:
             found = self.specialisations.get(key)
             kernel = None if found is None else self.kernels.get((target, key, found.values(call)))
             if kernel is None:
-                program, found = trace_eager(call)
+                with collector_paused():
+                    program, found = trace_eager(call)
                 kernel = compile_program(program, (), target, self.options)
                 for each in (key, (call.key, self.read_outside())):  # a trace may have changed what it reads
                     self.specialisations[each] = found

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import inspect
 import pickle
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import torch_tile.ir.printer  # noqa: F401  # reprs of nodes
 from torch_tile.diagnostics.errors import Span, span_source
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
@@ -242,3 +244,23 @@ def test_what_the_text_does_not_say_makes_no_difference():
     tile = Buffer("tile", (const(4, dt.int32),), dt.float32, "shared")
     barriers = [Buffer("full", (const(2, dt.int32),), dt.uint64, "barrier", guards=guarded) for guarded in (tile, None)]
     assert alike(*barriers) and not equal(*barriers)
+
+
+def _all_below(cls):
+    return [cls, *(each for below in cls.__subclasses__() for each in _all_below(below))]
+
+
+@pytest.mark.parametrize("cls", _all_below(Node), ids=lambda cls: cls.__name__)
+def test_constructors_are_those_of_frozen_dataclasses(cls):
+    plain = dataclass(frozen=True, eq=False, repr=False)(type("Plain", (cls,), {}))
+    assert inspect.signature(cls) == inspect.signature(plain)
+    values = {f.name: object() for f in fields(cls)}
+    if cls is Block:
+        values["stmts"] = ()  # its constructor looks into them
+    for passed in (values, {name: value for name, value in values.items() if name != "span"}):
+        made, want = cls(**passed), plain(**passed)
+        assert {**made.__dict__} == {**want.__dict__}
+    with pytest.raises(FrozenInstanceError):
+        made.span = None
+    with pytest.raises(TypeError):
+        cls(**values, unknown=1)

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Placement, Remark, is_watched
+from torch_tile.compiler.garbage import collector_paused
 from torch_tile.diagnostics.errors import Span, assertions_as_bugs
 from torch_tile.ir import expr
 from torch_tile.ir.dtype import DType, to_dtype
@@ -91,7 +92,8 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
     files: dict[str, int] = {}
 
     def make(output: Path) -> None:
-        made = text()
+        with collector_paused():
+            made = text()
         for file, number in files.items():
             made = made.replace(json.dumps(file), _file(number))
         output.write_text(made)

@@ -173,20 +173,29 @@ def empty_for(value: Any) -> Any:
 
 
 @contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Leave the trace around, in this thread: no tracing context, no fake mode, no grad."""
+    from torch._guards import tracing
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with tracing(None), _disable_current_modes(), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
 def isolated_compile() -> Iterator[None]:
-    """Allow another compile or run during a compile: no tracing context, no fake mode, no grad. Who looks at Inductor's
-    counters, or at the code that it saves, sees nothing of it.
+    """Allow another compile or run during a compile, as `isolated` does. Only the compiling thread may enter.
+
+    Who looks at Inductor's counters, or at the code that it saves, sees nothing of it.
     """
     from torch._dynamo.utils import counters
-    from torch._guards import tracing
     from torch._inductor.graph import GraphLowering
-    from torch.utils._python_dispatch import _disable_current_modes
 
     counted = {name: counts.copy() for name, counts in counters.items()}
     watched = vars(GraphLowering)["save_output_code"]  # None, unless a tool collects texts
     GraphLowering.save_output_code = None
     try:
-        with tracing(None), _disable_current_modes(), torch.no_grad():
+        with isolated():
             yield
     finally:
         GraphLowering.save_output_code = watched

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Never
 
 from torch_tile.diagnostics.errors import error
@@ -12,7 +11,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.node import Node
+from torch_tile.ir.node import Node, node_class
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,7 @@ SPELLINGS = {
 } | {s: s for s in SCOPES}  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Buffer(Node):
     """A typed n-dimensional array in one memory scope. Compares by identity.
 
@@ -80,7 +79,7 @@ class Buffer(Node):
         return tuple(int(s) for s in sizes) if len(sizes) == self.rank else None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Range(Node):
     """`extent` indices from `start` on; `keep` is False for a single index, whose dimension is dropped."""
 
@@ -116,7 +115,7 @@ class NotAValue:
     __ge__: ClassVar[Callable[..., Never]] = _refuse
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Region(NotAValue, Node):
     """A box of a buffer: what a tile op reads or writes."""
 
@@ -167,7 +166,7 @@ class Steps(NotAValue):
 # Tensor maps: the tensor memory accelerator's description of a tensor in global memory.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class TensorMap(Expr):
     """A global buffer as the tensor memory accelerator sees it; an operand of target-level calls only.
 

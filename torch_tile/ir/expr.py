@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType, promote
-from torch_tile.ir.node import Node
+from torch_tile.ir.node import Node, node_class
 
 if TYPE_CHECKING:
     from torch_tile.ir.buffer import Buffer
@@ -62,7 +61,7 @@ def _for_builtins(span: Span | None) -> str:
     return next((f"write T.{name}(x, y)" for name in ("min", "max") if source.startswith(f"{name}(")), "")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Expr(Node):
     """A value of one scalar type."""
 
@@ -132,7 +131,7 @@ class Expr(Node):
         return cast(self, dtype)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Var(Expr):
     """A symbol: loop variable, block index, dimension, or a name bound by `Let`. Compares by identity.
 
@@ -152,7 +151,7 @@ class Var(Expr):
         return self.type
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Const(Expr):
     """A literal."""
 
@@ -171,7 +170,7 @@ class Const(Expr):
         return int(self.value)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Unary(Expr):
     """`-x`, `~x` or `not x`."""
 
@@ -184,7 +183,7 @@ class Unary(Expr):
         return dt.bool_ if self.op == "not" else self.a.dtype
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Binary(Expr):
     """An operator between two values of one type (`binary` inserts the casts)."""
 
@@ -201,7 +200,7 @@ class Binary(Expr):
         return found
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Cast(Expr):
     """A conversion: floats round to nearest even, float to integer truncates and saturates (`dt.truncated`)."""
 
@@ -214,7 +213,7 @@ class Cast(Expr):
         return self.type
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Select(Expr):
     """`a` where `condition`, else `b`; the other one is not evaluated."""
 
@@ -228,7 +227,7 @@ class Select(Expr):
         return self.a.dtype
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Load(Expr):
     """One element of a buffer."""
 
@@ -241,7 +240,7 @@ class Load(Expr):
         return self.buffer.dtype
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Address(Expr):
     """The address of an element of a buffer; an operand of target-level calls only."""
 
@@ -254,7 +253,7 @@ class Address(Expr):
         return dt.int64
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Call(Expr):
     """An intrinsic by name (see `torch_tile.intrinsics`), with static options after its operands."""
 

@@ -7,16 +7,18 @@ anything?". `==` on expressions builds a comparison of the language; `equal` and
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from operator import is_
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, dataclass_transform, overload
 
 from torch_tile.diagnostics.errors import Span, span_source
 
 N = TypeVar("N", bound="Node")
+T = TypeVar("T")
 A = TypeVar("A", bound="Node")
 B = TypeVar("B", bound="Node")
 C = TypeVar("C", bound="Node")
@@ -29,7 +31,27 @@ def _bit(name: str) -> int:
     return _BITS.setdefault(name, 1 << next(_POSITIONS))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
+def node_class(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass of nodes, whose constructor fills `__dict__`.
+
+    A frozen dataclass's own constructor calls `object.__setattr__` for each field: twice the time.
+    """
+    made: Any = dataclass(frozen=True, eq=False, repr=False)(cls)
+    slow = made.__init__
+    given = {f.name: f"={f.name}_default" * (f.default is not MISSING) for f in fields(made)}
+    body = "; ".join(f"values[{name!r}] = {name}" for name in given)
+    positional = ", ".join(f"{name}{default}" for name, default in given.items() if name != "span")
+    text = f"def __init__(self, {positional}{', ' * bool(positional)}*, span=span_default):\n"
+    text += f" values = self.__dict__; {body}\n self.__post_init__()"
+    names: dict[str, Any] = {f"{f.name}_default": f.default for f in fields(made)}
+    exec(text, names)
+    made.__init__ = functools.update_wrapper(names["__init__"], slow)
+    del made.__init__.__wrapped__
+    return cls
+
+
+@node_class
 class Node:
     """Base of all nodes. `span` is where the author wrote the node; it never takes part in comparisons.
 

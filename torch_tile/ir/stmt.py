@@ -8,25 +8,24 @@ performed by all threads of the block as if it were atomic: what an earlier stat
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Call, Expr, Var
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.node import Node, find
+from torch_tile.ir.node import Node, find, node_class
 
 if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Stmt(Node):
     """Base of statements."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Block(Stmt):
     """Statements in order. A block among them is replaced by its statements, so that there is one form of each body."""
 
@@ -49,7 +48,7 @@ class LoopKind(enum.Enum):
     PIPELINED = "Pipelined"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class For(Stmt):
     """A loop nest over a box; more than one variable only for PARALLEL.
 
@@ -74,7 +73,7 @@ class For(Stmt):
     independent: bool = False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class While(Stmt):
     """Repeat `body` while `condition` holds."""
 
@@ -82,7 +81,7 @@ class While(Stmt):
     body: Block
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class If(Stmt):
     """Run `then` if `condition` holds, else `otherwise`."""
 
@@ -91,7 +90,7 @@ class If(Stmt):
     otherwise: Block
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Role(Stmt):
     """Threads `first` to `first + count - 1` of the block run `body`, the others skip it; both are multiples of 32.
 
@@ -107,7 +106,7 @@ class Role(Stmt):
     by_hand: bool = False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Let(Stmt):
     """Name a value for the rest of the block."""
 
@@ -116,7 +115,7 @@ class Let(Stmt):
     value: Expr
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Alloc(Stmt):
     """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var.
 
@@ -128,7 +127,7 @@ class Alloc(Stmt):
     init: Expr | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Store(Stmt):
     """Write one element. `value` has the buffer's type."""
 
@@ -137,24 +136,24 @@ class Store(Stmt):
     value: Expr
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Do(Stmt):
     """A call of an intrinsic for its effect."""
 
     call: Expr
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Break(Stmt):
     """Leave the innermost loop."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Continue(Stmt):
     """Go on with the next iteration of the innermost loop."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Assert(Stmt):
     """Stop the kernel with `message` unless `condition` holds."""
 
@@ -162,7 +161,7 @@ class Assert(Stmt):
     message: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Print(Stmt):
     """Print `message` and the value, a scalar or a whole region; None prints the message alone."""
 
@@ -170,7 +169,7 @@ class Print(Stmt):
     value: Expr | Region | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class TileOp(Stmt):
     """Base of the operations in `torch_tile.tileop`; see `tileop/base.py` for what a subclass provides."""
 
@@ -183,7 +182,7 @@ class TileOp(Stmt):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Kernel(Node):
     """One launch: `body` runs once for every point of `grid`, with `threads` threads.
 
@@ -211,7 +210,7 @@ SWITCH_KEYS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Program(Node):
     """The IR of one author's function: parameters, scratch memory, and kernels launched one after another.
 

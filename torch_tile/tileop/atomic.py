@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
@@ -18,6 +17,7 @@ from torch_tile.intrinsics.memory import ORDERS, STORE_ORDERS, atomic, memory_fe
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, cast, const, is_number, to_expr
+from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, Do, If, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Atomic(RegisteredOp):
     """Update each element of `dst` by `dst = fold(dst, value)`, indivisibly and in a memory order of ORDERS."""
 
@@ -167,7 +167,7 @@ def ordered(update: Stmt, memory_order: str) -> Stmt:
 def _declare(name: str, kind: str) -> type[Atomic]:
     """Declare the tile op of one kind of atomic update."""
     cls = type(f"Atomic{name.capitalize()}", (Atomic,), {"kind": kind, "__doc__": Atomic.__doc__})
-    return tile_op(f"atomic_{name}")(dataclass(frozen=True, eq=False, repr=False)(cls))
+    return tile_op(f"atomic_{name}")(node_class(cls))
 
 
 BITWISE = ("and", "or", "xor")
@@ -184,7 +184,7 @@ _ONE_AT_A_TIME = threading.Lock()  # blocks of a cluster run side by side in the
 
 
 @tile_op("arrive_last")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class ArriveLast(RegisteredOp):
     """Set `flag` to 1 in the last of `count` blocks that arrive, else to 0; `counter` counts arrivals from 0."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.errors import Diagnostic, TileError, error
@@ -20,7 +19,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const
 from torch_tile.ir.layout import row_major
-from torch_tile.ir.node import equal
+from torch_tile.ir.node import equal, node_class
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
@@ -34,7 +33,7 @@ Scalar: TypeAlias = Any  # a number or an expression
 Annotations: TypeAlias = Mapping[str, Any] | None  # TileLang's hints by name, which change no result here
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class RegisteredOp(TileOp):
     """A tile op with its name in the language."""
 

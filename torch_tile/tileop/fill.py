@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Expr, Load, Var, const, is_number
-from torch_tile.ir.node import find
+from torch_tile.ir.node import find, node_class
 from torch_tile.ir.stmt import Block, For, Let, LoopKind, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @tile_op("fill")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Fill(RegisteredOp):
     """Set every element of `dst` to `value`."""
 

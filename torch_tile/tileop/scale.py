@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
@@ -12,6 +11,7 @@ from torch_tile.intrinsics.memory import vote_any
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Load, Var, binary, cast, const
+from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, For, If, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
@@ -34,7 +34,7 @@ FEW = 8  # factors of a thread that are worth a look before its elements are mul
 
 
 @tile_op("scale_rows")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class ScaleRows(RegisteredOp):
     """Compute `tile[i, ...] *= factors[i]`. On a GPU, warps whose factors are all 1 skip the op."""
 

@@ -4,21 +4,25 @@
 import functools
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import library
 from torch_tile.hardware import Target
-from torch_tile.inductor import driver
+from torch_tile.inductor import compat, driver
 from torch_tile.inductor.compat import no_graph_caches
 from torch_tile.inductor.compile_ahead import kernels, rehearse as prefetch, workers
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.ir.stmt import Program
 from torch_tile.kernel import JITKernel
+from torch_tile.kernels.common import machine_of
 from torch_tile.ops import launchers
 from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
 
@@ -235,3 +239,52 @@ class TestForesight:
             torch.testing.assert_close(got, model(*copies), rtol=1e-4, atol=1e-4)
         assert len(begun["pre_grad"]) == ("nothing" in why)
         torch.testing.assert_close(operands, copies)
+
+
+def test_threads_leave_what_the_compiling_thread_counts():
+    """The counters, and who saves Inductor's code: threads beside must neither read nor restore them."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def beside():
+        with compat.isolated():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    inside.wait(10)
+    counters["torch_tile_test"]["compiles"] += 1
+    leave.set()
+    thread.join()
+    assert counters.pop("torch_tile_test") == {"compiles": 1}
+
+
+def test_many_threads_plan_while_the_compiling_thread_counts():
+    calls = [
+        (torch.ops.tile.rms_norm.default, (torch.empty(8, 64), torch.empty(64), 1e-6)),
+        (torch.ops.tile.softmax.default, (torch.empty(8, 64),)),
+    ]
+    graph = torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        for op, args in calls:
+            nodes = [graph.placeholder("x") if isinstance(x, torch.Tensor) else x for x in args]
+            for node, x in zip(nodes, args, strict=True):
+                if isinstance(node, torch.fx.Node):
+                    node.meta["val"] = mode.from_tensor(x)
+            graph.call_function(op, tuple(nodes))
+    for n in range(20):
+        counters[f"torch_tile_test {n}"]["compiles"] = 1
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            plans = [
+                threads.submit(kernels.plan_of, n.target, n.args, {}, machine_of(torch.empty(0)))
+                for _ in range(20)
+                for n in kernels.calls(graph)
+            ]
+            with compat.isolated_compile():
+                counters.clear()
+            assert all(plan.result().launches for plan in plans)
+        assert [counters[f"torch_tile_test {n}"]["compiles"] for n in range(20)] == [1] * 20
+    finally:
+        for name in [name for name in counters if name.startswith("torch_tile_test")]:
+            del counters[name]

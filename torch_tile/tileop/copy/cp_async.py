@@ -20,7 +20,7 @@ from torch_tile.ir.arith_util import Expand, Substitute, divides
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Address, Const, Expr, Load, Select, Var, const, select
-from torch_tile.ir.node import find, symbols
+from torch_tile.ir.node import find, node_class, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
 from torch_tile.tileop.base import (
@@ -48,7 +48,7 @@ ZERO = const(0, dt.int32)
 
 
 @tile_op("async_copy")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class AsyncCopy(Copy):
     """Copy as T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`.
 
@@ -248,7 +248,7 @@ def _mentions(e: Expr, wanted: set[Var]) -> bool:
 
 
 @tile_op("async_loop")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class AsyncLoop(RegisteredOp):
     """Run `loop`, whose writes may be read only after `cp_async_commit` and `cp_async_wait`."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
@@ -12,7 +12,7 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.dtype import converted
 from torch_tile.ir.expr import Load, cast, is_zero
 from torch_tile.ir.layout import shared_tile
-from torch_tile.ir.node import equal, find
+from torch_tile.ir.node import equal, find, node_class
 from torch_tile.ir.stmt import For, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -43,7 +43,7 @@ INSTRUCTIONS = (None, "tma", "cp_async", "sync")
 
 
 @tile_op("copy")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Copy(RegisteredOp):
     """Copy `src` to `dst`, element by element in row-major order of both regions; dimensions of size 1 are ignored.
 

@@ -22,6 +22,7 @@ from torch_tile.ir.bounds import interval
 from torch_tile.ir.buffer import Region, TensorMap
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_expr
 from torch_tile.ir.layout import row_major, shared_tile
+from torch_tile.ir.node import node_class
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Stmt
 from torch_tile.tileop.atomic import folded
@@ -58,7 +59,7 @@ COMBINES = (None, *COMBINED)
 
 
 @tile_op("tma_copy")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class TmaCopy(Copy):
     """Copy as T.copy, by one thread of those that run the op; `by` is that thread's number.
 

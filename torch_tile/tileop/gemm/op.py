@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
-from torch_tile.ir.node import equal
+from torch_tile.ir.node import equal, node_class
 from torch_tile.ir.stmt import Block, Do, Stmt
 from torch_tile.tileop.base import RegisteredOp, Tile, describe, is_one, need_region, same_extents, tile_op
 from torch_tile.tileop.fill import Fill
@@ -56,7 +56,7 @@ class GemmWarpPolicy(enum.Enum):
 
 
 @tile_op("gemm")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Gemm(RegisteredOp):
     """Multiply: A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
 

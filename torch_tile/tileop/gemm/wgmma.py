@@ -19,6 +19,7 @@ from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Binary, Expr, const
 from torch_tile.ir.layout import Layout, shared_tile
+from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import RegisteredOp, need_region, tile_op
 from torch_tile.tileop.gemm.mma import matrix_sizes, operand_types, problem
@@ -260,7 +261,7 @@ def _remark(
 
 
 @tile_op("wgmma_results")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class WgmmaResults(RegisteredOp):
     """Mark the wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait."""
 

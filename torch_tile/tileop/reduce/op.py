@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile import intrinsics
@@ -12,6 +11,7 @@ from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
+from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Reduce(RegisteredOp):
     """Fold one dimension: `dst = fold(src, dim)`; with clear=False the old content of dst is folded in too."""
 
@@ -195,7 +195,7 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
     return nest(outer, ())
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Extremum(Reduce):
     """Compute a maximum or minimum, which ignores NaN unless told to keep it."""
 
@@ -292,7 +292,7 @@ def _declare(kind: str) -> type[Reduce]:
     """Declare the tile op of one kind of reduction."""
     base = Extremum if kind in WITHOUT_NAN else Reduce
     cls = type(f"Reduce{kind.capitalize()}", (base,), {"kind": kind, "__doc__": base.__doc__})
-    return tile_op(f"reduce_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))
+    return tile_op(f"reduce_{kind}")(node_class(cls))
 
 
 REDUCTIONS = {k: _declare(k) for k in ("sum", "max", "min", "absmax", "abssum", "bitand", "bitor", "bitxor")}

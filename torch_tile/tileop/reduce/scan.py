@@ -14,6 +14,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, cast, const, select
 from torch_tile.ir.layout_ops import owner_of
+from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Alloc, Block, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Scan(RegisteredOp):
     """Scan one dimension: `dst[..., k, ...] = fold(src[..., :k + 1, ...])`, from the other end with reverse."""
 
@@ -134,7 +135,7 @@ class Scan(RegisteredOp):
 
 
 @tile_op("cumsum")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class CumSum(Scan):
     """Compute inclusive sums."""
 
@@ -142,7 +143,7 @@ class CumSum(Scan):
 
 
 @tile_op("cummax")
-@dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class CumMax(Scan):
     """Compute running maxima."""
 
