@@ -144,6 +144,14 @@ def endless_macro():
             endless(A)
 
 
+def vote_on_a_float():
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            tx = T.get_thread_binding()
+            B[tx] = T.any_sync(A[tx])  # here
+
+
 def integer_in_fast_function():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "int32")):
@@ -166,6 +174,7 @@ def list_of_tiles():
 
 CASES = {
     list_of_tiles: ("python_value", "tiles[k]"),
+    vote_on_a_float: ("float_predicate", "T.any_sync(A[tx])"),
     integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
     of_tvm: ("absent_name", "tirx.For(4)"),
     endless_macro: ("endless_macro", "endless(x)"),

@@ -137,6 +137,28 @@ def test_types_that_a_tma_adds(dtype):
             in_kernel(body, dtype)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_targets_without_a_tma(target):
+    def body(A, B):
+        a = T.alloc_shared((64, 64), "float32")
+        T.copy(A, a)
+        T.atomic_add(B, a, use_tma=asked)
+
+    asked = False
+    assert in_kernel(body, "float32", target)
+    asked = True
+    with pytest.raises(TileError, match=r"`use_tma` is True: TMA atomic add requires a CUDA target with TMA support"):
+        in_kernel(body, "float32", target)
+
+
+def test_a_tma_gives_no_previous_value():
+    def body(A, B):
+        B[0, 0] = T.atomic_add(A[0, 0], 1.0, return_prev=True, use_tma=True)
+
+    with pytest.raises(TileError, match="a TMA gives no previous value"):
+        in_kernel(body, "float32")
+
+
 def test_neighbours_by_a_ramp(way):
     @T.prim_func
     def kernel(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32"), out: T.Tensor((8,), "float32")):
