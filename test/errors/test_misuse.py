@@ -152,6 +152,15 @@ def vote_on_a_float():
             B[tx] = T.any_sync(A[tx])  # here
 
 
+def products_in_packs_of_three():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, k_pack=3, clear_accum=True)  # here
+
+
 def integer_in_fast_function():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "int32")):
@@ -174,6 +183,7 @@ def list_of_tiles():
 
 CASES = {
     list_of_tiles: ("python_value", "tiles[k]"),
+    products_in_packs_of_three: ("wrong_value", "T.gemm(a, a, c, k_pack=3, clear_accum=True)"),
     vote_on_a_float: ("float_predicate", "T.any_sync(A[tx])"),
     integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
     of_tvm: ("absent_name", "tirx.For(4)"),

@@ -150,6 +150,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    "wrong_value": ("{op} {name} must be {want}, got {got}", "{fix}"),
     "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
     "no_lowering": (
