@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+import types
 from types import ModuleType
 
 import pytest
@@ -281,6 +282,19 @@ def test_a_module_never_hides_a_function(installed):
     assert all(same[name] is value for name, value in before.items())
     with pytest.raises(ModuleNotFoundError, match="no counterpart"):
         importlib.import_module("tilelang.language.no_such_part")
+
+
+def test_an_import_of_a_module_that_is_lacking_hides_no_module(installed):
+    """Importing a.b puts b into the place of a's global b."""
+    for name in ("tvm", "tvm.tirx", "tvm.target", "tvm.transform", "tvm.testing", "tvm.error"):
+        module = importlib.import_module(name)
+        before = {n: v for n, v in vars(module).items() if n[0] != "_" and type(v) is types.ModuleType}
+        for inner in before:
+            importlib.import_module(f"{name}.{inner}")
+        assert all(vars(module)[inner] is value for inner, value in before.items()), name
+    importlib.import_module("tvm.tirx.expr")
+    tirx = importlib.import_module("tvm.tirx")
+    assert tirx.FloatImm("float32", 0.5).value == 0.5
 
 
 def test_an_adapter_that_files_patch(installed):

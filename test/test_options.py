@@ -9,6 +9,9 @@ from torch_tile.options import TILELANGS, PassConfigKey, pass_options
 def test_keys_are_tilelangs_names():
     assert PassConfigKey.TL_ENABLE_FAST_MATH == "tl.enable_fast_math"
     assert PassConfigKey.TIR_DISABLE_VECTORIZE == "tir.disable_vectorize"
+    key = PassConfigKey.TL_DISABLE_WARP_SPECIALIZED
+    assert key.value == "tl.disable_warp_specialized" and type(key.value) is str
+    assert key.name == "TL_DISABLE_WARP_SPECIALIZED" and {key.value: True} == {key: True}
     assert PassConfigKey.TIRX_DISABLE_CSE_TIR == "tirx.disable_cse_tir"
 
 

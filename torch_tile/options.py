@@ -63,14 +63,27 @@ TILELANGS = """
 FAMILIES = ("tl.simplify.", "tir.simplify.")  # each with keys of its own
 
 
+class _Key(str):
+    """A key by its name; `value` is the key as a plain string, as of members of an enumeration."""
+
+    name: str
+
+    @property
+    def value(self) -> str:
+        """Return the key as a plain string."""
+        return str(self)
+
+
 class _Keys(type):
     """A namespace that accepts any name as a key; `pass_options` checks which keys exist."""
 
-    def __getattr__(cls, name: str) -> str:
+    def __getattr__(cls, name: str) -> _Key:
         if name.startswith("__"):
             raise AttributeError(name)
         family, _, rest = name.lower().partition("_")
-        return f"{family}.{rest}" if family in ("tl", "tir", "tirx", "cuda") else name.lower()
+        key = _Key(f"{family}.{rest}" if family in ("tl", "tir", "tirx", "cuda") else name.lower())
+        key.name = name
+        return key
 
 
 class PassConfigKey(metaclass=_Keys):

@@ -144,6 +144,23 @@ def endless_macro():
             endless(A)
 
 
+def vote_on_a_float():
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            tx = T.get_thread_binding()
+            B[tx] = T.any_sync(A[tx])  # here
+
+
+def products_in_packs_of_three():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, k_pack=3, clear_accum=True)  # here
+
+
 def integer_in_fast_function():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "int32")):
@@ -166,6 +183,8 @@ def list_of_tiles():
 
 CASES = {
     list_of_tiles: ("python_value", "tiles[k]"),
+    products_in_packs_of_three: ("wrong_value", "T.gemm(a, a, c, k_pack=3, clear_accum=True)"),
+    vote_on_a_float: ("float_predicate", "T.any_sync(A[tx])"),
     integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
     of_tvm: ("absent_name", "tirx.For(4)"),
     endless_macro: ("endless_macro", "endless(x)"),

@@ -33,7 +33,7 @@ def product(k_pack):
 
 @pytest.mark.parametrize("k_pack", [0, -1, 3, True, 2.0, "2", None])
 def test_k_pack(k_pack):
-    with pytest.raises(ValueError, match="`k_pack` must be an int equal to 1 or 2, got "):
+    with pytest.raises(ValueError, match=r"T\.gemm k_pack must be an int equal to 1 or 2, got "):
         in_kernel(product(k_pack))
 
 
@@ -135,6 +135,28 @@ def test_types_that_a_tma_adds(dtype):
     else:
         with pytest.raises(TileError, match=f"TMA atomic add does not support dtype {dtype}.*supported scalar dtypes"):
             in_kernel(body, dtype)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+def test_targets_without_a_tma(target):
+    def body(A, B):
+        a = T.alloc_shared((64, 64), "float32")
+        T.copy(A, a)
+        T.atomic_add(B, a, use_tma=asked)
+
+    asked = False
+    assert in_kernel(body, "float32", target)
+    asked = True
+    with pytest.raises(TileError, match=r"`use_tma` is True: TMA atomic add requires a CUDA target with TMA support"):
+        in_kernel(body, "float32", target)
+
+
+def test_a_tma_gives_no_previous_value():
+    def body(A, B):
+        B[0, 0] = T.atomic_add(A[0, 0], 1.0, return_prev=True, use_tma=True)
+
+    with pytest.raises(TileError, match="a TMA gives no previous value"):
+        in_kernel(body, "float32")
 
 
 def test_neighbours_by_a_ramp(way):

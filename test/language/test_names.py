@@ -12,6 +12,15 @@ import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 
 
+def test_symbols_of_a_vector_dtype():
+    x, y = T.Var("x", "float16x2"), T.Var("y", "bfloat16x2")
+    assert [str(lane.dtype) for lane in x] == ["float16"] * 2 and str(y.dtype) == "bfloat16x2"
+    assert isinstance(x[0], T.Var) and x[0] is not x[1]
+    for operands in ((x, y), (x, x, y)):
+        with pytest.raises(TileError, match="pairs of the same dtype"):
+            (T.fma2 if len(operands) == 3 else T.add2)(*operands)
+
+
 def test_let_in_an_expression(way):
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((3, 64), "float32")):

@@ -102,6 +102,21 @@ def test_votes(target, seed):
     assert torch.equal(bits.reshape(4, 32).long(), want)
 
 
+@pytest.mark.parametrize("name", ["any_sync", "all_sync", "ballot_sync", "syncthreads_count", "syncthreads_and"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_votes_take_no_floats(name, dtype):
+    """CUDA would cut 0.5 to 0, which Python takes for true."""
+    vote = getattr(T, name)
+    with pytest.raises(TypeError, match="requires an integer or boolean predicate, got " + dtype) as found:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((32,), dtype), out: T.Tensor((32,), "int32")):
+            with T.Kernel(1, threads=32):
+                out[T.get_thread_binding()] = T.cast(vote(A[T.get_thread_binding()]), "int32")
+
+    assert isinstance(found.value, TileError) and found.value.code == "float_predicate"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 def test_reductions(dtype, target, seed):

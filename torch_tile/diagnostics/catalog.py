@@ -52,6 +52,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "T.{name} only supports floating-point inputs, but got {dtype}",
         "convert the value, T.{name}(T.float32(x)); T.{whole} takes any type",
     ),
+    "float_predicate": (
+        "{op} requires an integer or boolean predicate, got {dtype}",
+        "compare the value, {op}(x != 0.0)",
+    ),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
     "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),
     "bad_kernel_call": ("{name}() {why}", "{fix}"),
@@ -146,6 +150,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    "wrong_value": ("{op} {name} must be {want}, got {got}", "{fix}"),
     "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
     "no_lowering": (

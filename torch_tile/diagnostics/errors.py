@@ -81,6 +81,7 @@ TYPE_ERRORS = (
     "bad_kernel_call",
     "bad_function",
     "only_floats",
+    "float_predicate",
 )  # codes of what Python itself calls a TypeError
 
 

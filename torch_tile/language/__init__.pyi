@@ -467,7 +467,8 @@ def atomic_add(dst: Any, value: Any, memory_order: builtins.str | None = None, r
     and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
     is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
     "seq_cst". Bitwise updates take integers and bool.
-    `use_tma`, for types that a TMA adds, is a hint of TileLang's without effect."""
+    `use_tma` is a hint. Raises TileError for types that a TMA does not add, with `return_prev`, and on targets
+    without a TMA."""
 
 def atomic_addx2(dst: Any, value: Any, return_prev: builtins.bool = False, memory_order: builtins.str | None = None) -> Any:
     """Add 2 neighbours along the last dimension, from an element on, each in one step.

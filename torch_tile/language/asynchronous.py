@@ -320,9 +320,9 @@ def gemm(
         why, fix = "is signalled by products of sm_100 only", "leave it out: the product is complete after T.gemm"
         raise error("bad_argument", None, op="T.gemm", name="mbar", why=why, fix=fix)
     if isinstance(k_pack, bool) or k_pack not in (1, 2) or not isinstance(k_pack, int):
-        why = f"must be an int equal to 1 or 2, got {k_pack!r}"
+        fix = "leave it out: it has no effect here"
         raise error(
-            "bad_argument", None, op="T.gemm", name="k_pack", why=why, fix="leave it out: it has no effect here"
+            "wrong_value", None, op="T.gemm", name="k_pack", want="an int equal to 1 or 2", got=repr(k_pack), fix=fix
         )
     clears = _cleared(at, C, clear_accum)
     at.emit(Gemm.build(A, B, C, transpose_A, transpose_B, policy, clears, wg_wait=wg_wait, wgmma=wgmma))

@@ -29,8 +29,12 @@ def update(name: str) -> Callable[..., Expr | None]:
     def apply(
         dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False
     ) -> Expr | None:  # fmt: skip
+        return record(dst, value, memory_order, return_prev)
+
+    def record(dst: Any, value: Any, memory_order: str | None, return_prev: bool, use_tma: bool = False) -> Expr | None:
+        """Record the update, or give the previous value."""
         at = in_kernel(what)
-        op = ATOMICS[name].build(dst, value, memory_order)
+        op = ATOMICS[name].build(dst, value, memory_order, use_tma)
         if return_prev:
             return _previous(at, what, op)
         at.emit(op)
@@ -44,7 +48,10 @@ def update(name: str) -> Callable[..., Expr | None]:
             known = ", ".join(TMA_ADDS)
             why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
             raise error("bad_argument", None, op=what, name="use_tma", why=why, fix="leave it out")
-        return apply(dst, value, memory_order, return_prev)
+        if use_tma and return_prev:
+            why, fix = "is True, and a TMA gives no previous value", "leave it or return_prev out"
+            raise error("bad_argument", None, op=what, name="use_tma", why=why, fix=fix)
+        return record(dst, value, memory_order, return_prev, bool(use_tma))
 
     apply.__name__ = apply.__qualname__ = add.__name__ = add.__qualname__ = f"atomic_{name}"
     apply.__doc__ = f"""Update `dst`, an element or each element of a region, in one step that nobody divides: {name}.
@@ -54,7 +61,9 @@ def update(name: str) -> Callable[..., Expr | None]:
     is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
     "seq_cst". Bitwise updates take integers and bool.
     """
-    add.__doc__ = f"{apply.__doc__}`use_tma`, for types that a TMA adds, is a hint of TileLang's without effect.\n    "
+    tma = """`use_tma` is a hint. Raises TileError for types that a TMA does not add, with `return_prev`, and on targets
+    without a TMA."""
+    add.__doc__ = f"{apply.__doc__}{tma}\n    "
     return add if name == "add" else apply
 
 

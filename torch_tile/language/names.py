@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.ir.expr import Expr, Var as Symbol, cast, to_expr
+from torch_tile.ir.expr import Expr, Var as Symbol, Vector, cast, to_expr
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Let as Named
 from torch_tile.language.trace import Replaced, let as under_name, tracer
@@ -18,15 +18,21 @@ from torch_tile.tileop.base import Scalar
 class _VarMeta(type):
     """The metaclass of T.Var: a call makes a symbol, and `isinstance` holds for every symbol of the language."""
 
-    def __call__(cls, name: str, dtype: Any = "int32") -> Symbol:
-        return Symbol(name, dtype_of(dtype), "dim")
+    def __call__(cls, name: str, dtype: Any = "int32") -> Any:
+        of = dtype_of(dtype)
+        if of.lanes == 1:
+            return Symbol(name, of, "dim")
+        return Vector([Symbol(f"{name}_{lane}", of.element, "dim") for lane in range(of.lanes)])
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, Symbol)
 
 
 class Var(metaclass=_VarMeta):
-    """`T.Var("x", dtype)`: a symbol, for a size as T.dynamic, or for a name that T.let binds."""
+    """`T.Var("x", dtype)`: a symbol, for a size as T.dynamic, or for a name that T.let binds.
+
+    A vector's dtype gives a vector of symbols, one for each lane.
+    """
 
 
 class _Let:

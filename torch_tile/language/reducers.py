@@ -31,6 +31,7 @@ from torch_tile.language.scopes import alloc_fragment
 from torch_tile.language.threads import get_thread_binding, thread_index
 from torch_tile.language.trace import Epoch, Tracer, author_span, let
 from torch_tile.language.values import Handle, stored
+from torch_tile.language.warps import predicate_of
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar, Tile, identity_of, need_choice, need_region
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -377,6 +378,7 @@ def syncthreads_and(predicate: Scalar) -> Expr:
 
 def _counted(what: str, predicate: Any) -> Expr:
     """Record a block-wide count of the threads whose predicate holds. Raises an error where not all threads come."""
+    condition = predicate_of(what, predicate)
     at = in_kernel(what)
     why, fix = "", "write it outside T.Parallel and T.ws, in a line before"
     if at.barrier_group or at.in_nest:
@@ -385,7 +387,7 @@ def _counted(what: str, predicate: Any) -> Expr:
         why = f"is wanted only if {at.doubtful} asks for it"
     if why:
         raise error("bad_argument", None, op=what, name="predicate", why=why, fix=fix)
-    total: Expr = cast(truth(to_expr(predicate, op=what)), dt.int32)
+    total: Expr = cast(condition, dt.int32)
     at.emit(memory.barrier())
 
     def add(a: Expr, b: Expr) -> Expr:

@@ -171,7 +171,15 @@ def _vote(what: str, predicate: Any, mask: Any) -> Expr:
     if is_number(predicate) and predicate == FULL:
         predicate, mask = mask, predicate
     _whole(what, mask)
-    return truth(to_expr(predicate, op=what))
+    return predicate_of(what, predicate)
+
+
+def predicate_of(what: str, value: Any) -> Expr:
+    """Return the condition that a vote asks for. Raises TileTypeError for floats, which CUDA would cut to integers."""
+    found = to_expr(value, op=what)
+    if found.dtype.is_float:
+        raise error("float_predicate", None, op=what, dtype=found.dtype)
+    return truth(found)
 
 
 def _whole(what: str, mask: Any) -> None:

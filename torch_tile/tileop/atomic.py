@@ -48,9 +48,12 @@ class Atomic(RegisteredOp):
     dst: Region
     value: Region | Expr
     memory_order: str = "relaxed"
+    use_tma: bool = False  # whether the author asked for a TMA, which not every target has
 
     @classmethod
-    def build(cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None) -> Atomic:
+    def build(
+        cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None, use_tma: bool = False
+    ) -> Atomic:  # fmt: skip
         """Build the op.
 
         `dst` is an element, a slice or a buffer; `value` is a scalar, or a region of the same shape.
@@ -62,10 +65,10 @@ class Atomic(RegisteredOp):
             raise error("atomic_target", None, op=cls.op_name, got=type(dst).__name__)
         source = None if isinstance(value, Expr) or is_number(value) else region_of(value)
         if source is None:
-            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype), order)
+            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype), order, use_tma)
         if isinstance(dst, Load):
             target = extend_head(target, source)
-        return cls(target, source, order)
+        return cls(target, source, order, use_tma)
 
     def check(self) -> list[Diagnostic]:
         """Check that a region value has the destination's extents, and that bitwise updates are integers."""
@@ -90,6 +93,7 @@ class Atomic(RegisteredOp):
 
     def lower_cpu(self) -> Stmt:
         """Emit one atomic operation per element."""
+        self._need_tma("cpu", False)
         return self._each()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
@@ -98,7 +102,14 @@ class Atomic(RegisteredOp):
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit one atomic operation per element."""
+        self._need_tma(str(ctx.target), ctx.target.has_tma)
         return self._each()
+
+    def _need_tma(self, target: str, has_tma: bool) -> None:
+        """Raise an author error if the author asked for a TMA, and the target has none."""
+        if self.use_tma and not has_tma:
+            why = f"is True: TMA atomic add requires a CUDA target with TMA support (SM90+), and {target} has none"
+            raise error("bad_argument", self.span, op=f"T.{self.op_name}", name="use_tma", why=why, fix="leave it out")
 
     def _each(self) -> Stmt:
         """Return a parallel nest that updates every element."""

@@ -6,14 +6,14 @@ A class here tells the objects of this language that are of that kind, by `isins
 
 from __future__ import annotations
 
-import functools
+import functools as _functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch_tile import language
+from torch_tile import language as _language
 from torch_tile.compat.absent import absent
-from torch_tile.ir import expr
+from torch_tile.ir import expr as _expr
 from torch_tile.ir.buffer import SPELLINGS, Buffer as _Buffer, Region as _Region
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.language.misuse import UnknownName
@@ -21,7 +21,7 @@ from torch_tile.language.program import PrimFunc as PrimFunc
 from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import Handle as _Handle, TensorType, dtype_of, shape_of
 
-PrimExpr = expr.Expr
+PrimExpr = _expr.Expr
 
 
 class _VirtualClass(type):
@@ -43,17 +43,17 @@ def _kind(name: str, has: Callable[[Any], bool], make: Callable[..., Any]) -> An
     return _VirtualClass(name, (), {"has": staticmethod(has), "make": staticmethod(make), "__doc__": doc})
 
 
-def const(value: float | int | bool, dtype: object = None) -> expr.Expr:
+def const(value: float | int | bool, dtype: object = None) -> _expr.Expr:
     """Make a constant, of the given dtype or that of the Python number."""
-    return expr.to_expr(value) if dtype is None else expr.const(value, to_dtype(dtype))
+    return _expr.to_expr(value) if dtype is None else _expr.const(value, to_dtype(dtype))
 
 
-def _int_imm(dtype: object, value: int) -> expr.Expr:
+def _int_imm(dtype: object, value: int) -> _expr.Expr:
     """Return an integer constant."""
     return const(int(value), dtype)
 
 
-def _float_imm(dtype: object, value: float) -> expr.Expr:
+def _float_imm(dtype: object, value: float) -> _expr.Expr:
     """Return a constant of a floating type."""
     return const(float(value), dtype)
 
@@ -65,19 +65,19 @@ def _same(value: Any) -> Any:
 
 def _is_constant(types: type | tuple[type, ...]) -> Callable[[Any], bool]:
     """Return a test for constants whose Python value is of these types."""
-    return lambda e: isinstance(e, expr.Const) and isinstance(e.value, types)
+    return lambda e: isinstance(e, _expr.Const) and isinstance(e.value, types)
 
 
 def _is(op: str) -> Callable[[Any], bool]:
     """Return a test for results of an operator."""
-    return lambda e: isinstance(e, expr.Binary | expr.Unary) and e.op == op
+    return lambda e: isinstance(e, _expr.Binary | _expr.Unary) and e.op == op
 
 
 def _binary(op: str) -> Any:
     """Return the class of results of an operator of two operands."""
 
     def make(a: Any, b: Any) -> Any:
-        return expr.binary(op, a, b)
+        return _expr.binary(op, a, b)
 
     make.__doc__ = f"`a {op} b`."
     return _kind(op, _is(op), make)
@@ -85,15 +85,15 @@ def _binary(op: str) -> Any:
 
 IntImm: Any = _kind("IntImm", _is_constant(int), _int_imm)
 FloatImm: Any = _kind("FloatImm", _is_constant(float), _float_imm)
-Var = language.Var
+Var = _language.Var
 SizeVar = Var
-Call: Any = _kind("Call", lambda e: isinstance(e, expr.Call), _same)
-Cast: Any = _kind("Cast", lambda e: isinstance(e, expr.Cast), language.Cast)
-Select: Any = _kind("Select", lambda e: isinstance(e, expr.Select), language.if_then_else)
-Ramp: Any = _kind("Ramp", lambda e: isinstance(e, expr.Vector), language.Ramp)
-Broadcast: Any = _kind("Broadcast", lambda e: isinstance(e, expr.Vector), language.Broadcast)
+Call: Any = _kind("Call", lambda e: isinstance(e, _expr.Call), _same)
+Cast: Any = _kind("Cast", lambda e: isinstance(e, _expr.Cast), _language.Cast)
+Select: Any = _kind("Select", lambda e: isinstance(e, _expr.Select), _language.if_then_else)
+Ramp: Any = _kind("Ramp", lambda e: isinstance(e, _expr.Vector), _language.Ramp)
+Broadcast: Any = _kind("Broadcast", lambda e: isinstance(e, _expr.Vector), _language.Broadcast)
 BufferLoad: Any = _kind(
-    "BufferLoad", lambda e: isinstance(e, expr.Load), lambda buffer, indices: buffer[tuple(indices)]
+    "BufferLoad", lambda e: isinstance(e, _expr.Load), lambda buffer, indices: buffer[tuple(indices)]
 )
 BufferRegion: Any = _kind("BufferRegion", lambda e: isinstance(e, _Region), _same)
 Buffer: Any = _kind("Buffer", lambda e: isinstance(e, _Buffer | _Handle), _same)
@@ -109,19 +109,19 @@ EQ, NE, LT, LE, GT, GE = (_binary(op) for op in ("==", "!=", "<", "<=", ">", ">=
 And: Any
 Or: Any
 And, Or = _binary("and"), _binary("or")
-Not: Any = _kind("Not", _is("not"), lambda a: expr.unary("not", expr.truth(a)))
-Min: Any = _kind("Min", _is("min"), expr.minimum)
-Max: Any = _kind("Max", _is("max"), expr.maximum)
+Not: Any = _kind("Not", _is("not"), lambda a: _expr.unary("not", _expr.truth(a)))
+Min: Any = _kind("Min", _is("min"), _expr.minimum)
+Max: Any = _kind("Max", _is("max"), _expr.maximum)
 
 
-def all(*conditions: Any) -> expr.Expr:
+def all(*conditions: Any) -> _expr.Expr:
     """Return whether all conditions hold."""
-    return functools.reduce(lambda a, b: expr.binary("and", a, b), conditions, const(True))
+    return _functools.reduce(lambda a, b: _expr.binary("and", a, b), conditions, const(True))
 
 
-def any(*conditions: Any) -> expr.Expr:
+def any(*conditions: Any) -> _expr.Expr:
     """Return whether some condition holds."""
-    return functools.reduce(lambda a, b: expr.binary("or", a, b), conditions, const(False))
+    return _functools.reduce(lambda a, b: _expr.binary("or", a, b), conditions, const(False))
 
 
 def decl_buffer(
@@ -130,7 +130,7 @@ def decl_buffer(
 ) -> _Handle:  # fmt: skip
     """Describe a buffer outside of kernels, for layouts and questions; inside of them it is T.decl_buffer."""
     if is_tracing() and tracer().scopes:
-        return language.decl_buffer(shape, dtype, data, strides, elem_offset, scope or "global")
+        return _language.decl_buffer(shape, dtype, data, strides, elem_offset, scope or "global")
     kind = TensorType(shape_of(shape, "a buffer's shape"), dtype_of(dtype)).buffer(name)
     return _Handle(replace(kind, scope=SPELLINGS[scope or "global"]))
 
@@ -138,6 +138,6 @@ def decl_buffer(
 def __getattr__(name: str) -> Any:
     """Return a name of the language, else what stands for a name that only TVM has."""
     try:
-        return getattr(language, name)
+        return getattr(_language, name)
     except UnknownName:
         return absent(f"tvm.tirx.{name}")

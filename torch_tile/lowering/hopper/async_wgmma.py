@@ -11,7 +11,8 @@ arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in start
 iterations may take a branch that later iterations skip. They then run before such a loop, one by one.
 
 A loop of arithmetic that fills shared operands, and then products, gets two versions of these operands. An example is
-a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one.
+a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one. Tiles of two
+stages are released before the wait for the next tiles, so that two loads overlap.
 
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
@@ -176,7 +177,8 @@ class _Async(Rewriter):
             self.doubled[tile] = versions_of(tile, 2)
             versions[tile] = self.doubled[tile], simplify(binary("%", k, const(2, int32)))
         self._remark(products[0], f"{DOUBLED} {', '.join(tile.name for tile in filled)}")
-        made = _one_behind(loop, stmts, products, arrivals)
+        waits = [s for s in _last_waits(head) if not _several_stages([s], 3)]
+        made = _one_behind(loop, stmts, products, arrivals, waits[0] if waits and arrivals else None)
         new: Stmt = Instance(IdMap(), versions, fresh=False)(made)
         return new
 
@@ -388,19 +390,38 @@ class _Reallocated(Rewriter):
         return node if new is None else replace(node, buffer=new)
 
 
-def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], arrivals: Sequence[Stmt]) -> Stmt:
-    """Wait for the products of each iteration in the next one, and move `arrivals` behind that wait."""
+def _one_behind(
+    loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], arrivals: Sequence[Stmt], at: Stmt | None = None
+) -> Stmt:
+    """Wait for the products of each iteration in the next one, and move `arrivals` behind that wait.
+
+    The wait comes before the statement `at`, or behind the products of that next iteration.
+    """
     k, stop = loop.vars[0], loop.stops[0]
+    pending = -1 if at is not None else len(products)
+    earlier = (
+        [If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(()))] if arrivals else []
+    )
     body: list[Stmt] = []
     for one in stmts:
+        if one is at:
+            body += [wgmma_wait(0), *earlier]
         if isinstance(one, Gemm) and any(one is product for product in products):
-            body.append(replace(one, wg_wait=len(products) if one is products[-1] else -1))
+            body.append(replace(one, wg_wait=pending if one is products[-1] else -1))
         elif not any(one is arrival for arrival in arrivals):
             body.append(one)
-    if arrivals:
-        body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
+    if at is None:
+        body += earlier
     end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
     return _if_any((replace(loop, body=Block(tuple(body))), *end), stop)
+
+
+def _last_waits(head: Sequence[Stmt]) -> list[Stmt]:
+    """Return the waits for tiles at the end of a list of statements, in their order."""
+    last = len(head)
+    while last and calls(head[last - 1], "mbarrier_wait"):
+        last -= 1
+    return list(head[last:])
 
 
 def _syncs_by_tiles(one: Stmt) -> bool:
