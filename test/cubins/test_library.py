@@ -9,7 +9,10 @@ import torch
 
 from benchmarks.library import catalogue, launches
 from torch_tile.hardware import Target
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import calls
 
+READ_EARLY = {"combine_pieces"}  # its schedule, which is there before the kernel ahead of it begins
 CASES = {case.name: case for case in catalogue()}
 CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capability in (80, 90, 120)}
 
@@ -23,6 +26,7 @@ def test_compiles(chip, name):
     for launch in found:
         kernel = launch.kernel
         refuse_overlaps(launch)
+        refuse_early_uses(kernel.prim_func)
         assert kernel.cubin.data[:4] == b"\x7fELF" and kernel.target == CHIPS[chip]
         assert set(kernel.resources) == {entry.name for entry in kernel.launcher.source.entries}
         spilled = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
@@ -42,6 +46,16 @@ def refuse_overlaps(launch):
         if one.untyped_storage()._cdata == other.untyped_storage()._cdata:
             spans = sorted(span(x) for x in (one, other))
             assert spans[0][1] <= spans[1][0], f"{launch.kernel.__name__} reads {one.shape} while it writes it"
+
+
+def refuse_early_uses(program):
+    """A kernel that starts early waits before it touches a tensor, which kernels ahead may still read or write."""
+    tensors = {id(x) for x in (*program.params, *program.outputs, *program.workspaces, *program.views)}
+    for kernel in program.kernels:
+        if any(calls(one, "grid_wait") for one in walk(kernel.body)):
+            first = next(n for n, one in enumerate(kernel.body.stmts) if calls(one, "grid_wait"))  # in no branch
+            used = any(id(x) in tensors for one in kernel.body.stmts[:first] for x in walk(one))
+            assert used == (program.name in READ_EARLY), f"{program.name} uses a tensor before T.pdl_sync"
 
 
 def span(x):

@@ -145,6 +145,7 @@ def _kinds(annotation: object, function: Callable[..., Any]) -> list[tuple[Calla
 
 
 def _is_one(kind: type, value: object) -> bool:
+    """Return whether a value is of a class, which comes first so that `partial` can set it."""
     return isinstance(value, kind)
 
 

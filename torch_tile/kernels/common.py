@@ -195,6 +195,16 @@ def typical(problem: Problem) -> Problem:
 
 
 @T.macro
+def start_early() -> None:
+    """Begin a kernel while the one before it ends, and let the next one do so. Call it before anything else.
+
+    A kernel waits here until the one before has ended, which waited as well. So no order of kernels meets a hazard.
+    """
+    T.pdl_sync()
+    T.pdl_trigger()
+
+
+@T.macro
 def dot_rows(a: Any, b: Any, out: Any) -> None:
     """Set `out` to the dot products of the rows of two tiles, computed in the type of `a`, a fragment."""
     product = T.alloc_fragment(a.shape, a.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, strided
+from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, start_early, strided
 from torch_tile.kernels.library_jit import library_jit
 
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
@@ -138,8 +138,7 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
         lse: T.Tensor((rows,), accum),
     ):
         with T.Kernel(rows, threads=128) as row:
-            T.pdl_sync()
-            T.pdl_trigger()
+            start_early()
             for acc, log_sum in join_parts(part, part_lse, lambda n: n, splits, (row,), ahead):
                 T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
                 lse[row] = log_sum

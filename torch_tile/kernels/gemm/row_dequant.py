@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, strided, typical, vector_of
+from torch_tile.kernels.common import Machine, start_early, strided, typical, vector_of
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm.packed import Piece, Problem, Spec, finish, weight
 from torch_tile.kernels.gemm.tiling import Config
@@ -139,8 +139,7 @@ def row_dequant_matmul(config: Config, spec: Spec) -> Any:
         out: T.Tensor((m, n), spec.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(config.blocks, threads=config.threads) as block:
-            T.pdl_sync()
-            T.pdl_trigger()
+            start_early()
             parts = [T.alloc_shared((config.block_n, SLICES), "float32") for _ in spec.storage.transposed]
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows

@@ -21,6 +21,7 @@ from torch_tile.kernels.common import (
     has_kernels,
     into,
     machine_of,
+    start_early,
     strided,
     vector_of,
 )
@@ -166,8 +167,7 @@ def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
         offset: compute,
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
-            T.pdl_sync()
-            T.pdl_trigger()
+            start_early()
             tile = T.alloc_fragment((rows, width), compute)
             squares = T.alloc_fragment((rows, width), compute)
             total = T.alloc_fragment((rows,), compute)

@@ -74,10 +74,12 @@ def _sums(body: Node) -> tuple[int, Buffer | None]:
 
 
 def _fragments(buffers: Iterable[Buffer]) -> IdSet[Buffer]:
+    """Return those of the buffers that are in registers."""
     return IdSet(buffer for buffer in buffers if buffer.scope == "fragment")
 
 
 def _registers(tile: Buffer) -> int:
+    """Return how many registers of all threads together a fragment takes; 0 if its size is a symbol."""
     return math.prod(tile.static_shape or (0,)) * tile.dtype.itemsize // 4
 
 
