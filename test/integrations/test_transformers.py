@@ -173,15 +173,33 @@ def test_positions_that_an_indexer_lists(seed: int) -> None:
 @pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="transformers has no DeepSeek-V3.2")
 @pytest.mark.parametrize("implementation", ["sdpa", "tile"])
 def test_explain_of_a_model_with_an_indexer(implementation: str, seed: int) -> None:
-    """Attention of each layer is ours. What keeps the indexer from being ours is said, with what to call instead."""
+    """Attention and the indexer's scores of each layer are ours, and the model computes what it computes by eager."""
     model, ids = indexed_model(seed), torch.randint(3, 96, (2, 17))
     model.set_experts_implementation("batched_mm")
     model.set_attn_implementation(implementation)
     with torch.no_grad():
         report = torch_tile.explain(model, ids, use_cache=False)
-    places = [{row.module for row in rows} for rows in (report.replaced("attention"), report.missed("mla"))]
+        torch._dynamo.reset()
+        got = torch.compile(model, backend="tile", options={"select": "tile"})(ids, use_cache=False).logits
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(got, model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-5)
+    places = [{row.module for row in report.replaced(family)} for family in ("attention", "mla")]
     assert places == [{f"model.layers.{n}.self_attn{part}" for n in (0, 1)} for part in ("", ".indexer")], report
-    assert all("tile.lightning_index" in row.fix for row in report.missed("mla"))
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="transformers has no DeepSeek-V3.2")
+def test_models_that_read_masks_get_whole_ones(seed: int) -> None:
+    """A packed batch, and a captured graph, where transformers always asks for sequences."""
+    model, ids = indexed_model(seed), torch.randint(3, 96, (1, 17))
+    model.set_experts_implementation("batched_mm")
+    packed = torch.cat([torch.arange(n) for n in (6, 11)])[None]
+    with torch.no_grad():
+        wanted = [model(ids, position_ids=packed, use_cache=False).logits, model(ids, use_cache=False).logits]
+        model.set_attn_implementation("tile")
+        captured = torch.compile(model, backend="eager")
+        got = [model(ids, position_ids=packed, use_cache=False).logits, captured(ids, use_cache=False).logits]
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_listed_positions_hide_the_others(seed: int) -> None:

@@ -73,7 +73,7 @@ FIXED = (
     "attention_fp8",
     "causal_conv1d",
     "cross_entropy_in_place",
-    "lightning_index",
+    "index_scores",
     "delta_",
     "finish_sums",
     "fused_gradients",

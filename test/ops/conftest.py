@@ -379,6 +379,16 @@ def lightning_index_samples(t: Maker) -> list[tuple]:
     return [(q, k, weights, 4), (q, k.contiguous(), weights, 12, int32([9, 2]))]
 
 
+def index_scores_samples(t: Maker) -> list[tuple]:
+    return [
+        tuple(x.detach() for x in given)
+        for given in (
+            (t(2, 3, 4, 8), t(2, 9, 8), t(2, 3, 4)),
+            (t.strided(1, 2, 5, 16), t(1, 7, 16), t(1, 2, 5, dtype=torch.float32)),
+        )
+    ]
+
+
 def mla_schedule_samples(t: Maker) -> list[tuple]:
     return [(int32([700, 0, 90]), 3), (int32([5000, 64]), 128, 7), (int32([]), 1, 2)]
 
@@ -661,6 +671,7 @@ SAMPLES = {
     "cross_entropy_backward": cross_entropy_backward_samples,
     "group_tokens": group_tokens_samples,
     "route": route_samples,
+    "index_scores": index_scores_samples,
     "lightning_index": lightning_index_samples,
     "linear_cross_entropy": linear_cross_entropy_samples,
     "linear_cross_entropy_gradients": linear_cross_entropy_gradients_samples,

@@ -256,6 +256,10 @@ CALLS = {
         lambda: (half(2, 3, 64, 128), half(2, 640, 128), torch.randn(2, 3, 64),
                  torch.empty(2, 3, 64, dtype=torch.int32)),
     ),
+    "index_scores": (
+        "tttt", lambda q, k, weights, out: launchers.index_scores(q, k, weights, out=out),
+        lambda: (half(2, 3, 64, 128), half(2, 640, 128), torch.randn(2, 3, 64), torch.empty(2, 3, 640)),
+    ),
     "nsa_select": (
         "tttt", lambda q, k, lse, out: launchers.nsa_select(q, k, lse, 640, 5, out=out),
         lambda: (half(2, 32, 3, 128), half(2, 2, 10, 128), torch.zeros(2, 32, 3),

@@ -51,6 +51,7 @@ REFUSING = [
     "fused_norm_quantize",
     "mla_decode_fp8",
     "attention_fp8",
+    "index_scores",
 ]  # gradients
 INTEGERS = ["mla_schedule", "group_tokens", "lightning_index", "nsa_select"]  # arguments and results
 WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "grouped_dequant_gemm", "fused_norm"]
@@ -262,6 +263,7 @@ DYNAMIC = {
         *(t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
         torch.arange(2 * n * 5, dtype=torch.int32).view(n, 2, 5) % 4,
     ),
+    "index_scores": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach()),
     "lightning_index": lambda t, n: (t(n, 2, 3, 8).detach(), t(n, n + 4, 8).detach(), t(n, 2, 3).detach(), 3),
     "nsa_select": lambda t, n: (
         *(t(2, 4, n, 8).detach(), t(2, 2, n + 3, 8).detach(), t(2, 4, n).detach(), 4 * n + 16, 3, 4, 4, 4),

@@ -35,6 +35,7 @@ def sparse_calls(t, integers):
 def listed_calls(t, integers):
     """Calls of latent attention over lists, and of what makes them."""
     listed = integers([3, 0, -1, 6, 2, 1, 0, 5, -1, -1, 4, 2]).view(2, 2, 3)
+    yield "index_scores", (t(4, 4, 3, 8).detach(), t(4, 8, 8).detach(), t(4, 4, 3).detach())
     yield "lightning_index", (t(4, 2, 3, 8).detach(), t(4, 7, 8).detach(), t(4, 2, 3).detach(), 5)
     yield "mla_sparse", (t(2, 2, 4, 8), t(2, 2, 4, 6), t(2, 7, 8), t(2, 7, 6), listed)
     packed = pack_latents(t(2, 7, 128), t(2, 7, 6))

@@ -211,6 +211,11 @@ def of_lightning_index():
     return tuple(scores.gather(-1, x.clamp(min=0).long()).nan_to_num(neginf=0) for x in made)
 
 
+def of_index_scores():
+    q, k, weights = randn(1, 2, 16, 32), randn(1, 150, 32), randn(1, 2, 16).float()
+    return indexer.index_scores(q, k, weights), indexer.all_scores_reference(q.double(), k.double(), weights.double())
+
+
 def of_nsa_select():
     q, k = randn(1, 4, 3, 32), randn(1, 1, 70, 32)
     lse = torch.logsumexp((q.double() @ k.double().mT) * 32**-0.5, -1).float()
@@ -345,6 +350,7 @@ LIBRARY = {
     "mla_decode": of_mla,
     "mla_decode_fp8": of_mla_fp8,
     "mla_sparse": of_mla_sparse,
+    "index_scores": of_index_scores,
     "lightning_index": of_lightning_index,
     "nsa_select": of_nsa_select,
     "rms_norm": lambda: of_rms_norm(200),

@@ -3,12 +3,14 @@
 
 A mask is None only where "causal, the last query at the last key" says everything; otherwise it is a bool tensor that
 says everything itself. For a packed batch it is an int32 tensor of the first key that each query sees
-(packed_batches.py). `attention_forward` relies on that.
+(packed_batches.py). Models that read masks by themselves get whole ones. `attention_forward` relies on that.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -206,7 +208,8 @@ def attention_mask(
         ends = not has_unknown_value(q_offset, kv_offset) and bool(q_offset + q_length == kv_offset + kv_length)
         if ends and not has_padding(attention_mask, kv_length, int(kv_offset)):
             return None
-    if is_packed(mask_function, config, allow_is_causal_skip, local_size, kwargs) and attention_mask is None:
+    packed = attention_mask is None and is_packed(mask_function, config, allow_is_causal_skip, local_size, kwargs)
+    if packed and not reads_masks(type(config)):
         return packed_batches.first_keys(mask_function, batch_size, q_length, kwargs.get("device"), local_size)
     mask: Tensor | None = sdpa_mask(local_size=local_size, allow_is_causal_skip=False, **kwargs)
     return mask
@@ -233,6 +236,17 @@ def computes_itself(config: type) -> bool:
     """Return whether models of a configuration never ask for an attention function, unchecked by transformers."""
     model: Any = MODEL_MAPPING.get(config, None)
     return hasattr(model, "_can_set_attn_implementation") and not model._can_set_attn_implementation()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # it reads source files
+def reads_masks(config: type) -> bool:
+    """Return whether models of a configuration read masks by themselves, as indexers do (DeepSeek-V3.2).
+
+    Their text asks for a mask where attention needs none.
+    """
+    names = [one.__module__.replace("configuration_", "modeling_") for one in config.__mro__]
+    modules = [sys.modules[name] for name in names if ".modeling_" in name and name in sys.modules]
+    return any("allow_is_causal_skip" in inspect.getsource(module) for module in modules)
 
 
 def has_unknown_value(*values: int | Tensor) -> bool:

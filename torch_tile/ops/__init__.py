@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
     from torch_tile.ops.families.grouped_scaled_gemm import grouped_scaled_gemm
     from torch_tile.ops.families.k_grouped_scaled_gemm import k_grouped_scaled_gemm
-    from torch_tile.ops.families.lightning_index import lightning_index
+    from torch_tile.ops.families.lightning_index import index_scores, lightning_index
     from torch_tile.ops.families.linear_attention import (
         gated_linear_attention,
         gated_linear_attention_backward,
@@ -98,6 +98,7 @@ __all__ = [
     "grouped_dequant_gemm",
     "grouped_gemm",
     "grouped_scaled_gemm",
+    "index_scores",
     "k_grouped_gemm",
     "k_grouped_scaled_gemm",
     "layer_norm",

@@ -300,6 +300,7 @@ def ints(*values):
             lambda: (*(draw(1, 1, 128, 16) for _ in "qkv"), ints([[1]]), ints([[[0]]])),
         ),
         ("attention", "nsa_select", lambda: (draw(1, 2, 128, 16), draw(1, 1, 2, 16), draw(1, 2, 128), 128, 2)),
+        ("mla", "index_scores", lambda: (draw(1, 8, 2, 16), draw(1, 8, 16), draw(1, 8, 2))),
         ("mla", "lightning_index", lambda: (draw(1, 8, 2, 16), draw(1, 8, 16), draw(1, 8, 2), 4)),
         ("mla", "mla_decode", lambda: (draw(1, 1, 2, 32), draw(1, 1, 2, 16), draw(1, 8, 32), draw(1, 8, 16))),
     ],

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from torch_tile.kernels.mla import indexer
-from torch_tile.kernels.mla.indexer import lightning_index, reference, scores_reference
+from torch_tile.kernels.mla.indexer import (
+    all_scores_reference,
+    index_scores,
+    lightning_index,
+    reference,
+    scores_reference,
+)
 
 
 def problem(problems, dtype):
@@ -41,6 +47,14 @@ def test_reference_is_the_definition(problems):
         assert len(set(named)) == len(named) == min(7, len(found))
         best = sorted(found.values(), reverse=True)[: len(named)]
         assert [found[s] for s in named] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_all_scores(dtype, engine, problems, check):
+    q, k, weights, _ = problem(problems, dtype)
+    k = k.nan_to_num()
+    want = all_scores_reference(q.double(), k.double(), weights.double())
+    check(index_scores(q, k, weights), want, f"{tuple(q.shape)} {tuple(k.shape)}", torch.float32, least=10.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

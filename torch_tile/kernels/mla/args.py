@@ -52,6 +52,14 @@ class MlaSparseArgs(NamedTuple, Generic[V]):
     num_splits: int = 0
 
 
+class IndexScoresArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.index_scores`."""
+
+    q: V
+    k: V
+    weights: V
+
+
 class LightningIndexArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.lightning_index`."""
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lightning indexer of DeepSeek-V3.2 (DSA): score all positions for each query, and list those of the top scores.
 
-A kernel writes the scores, float32 for each query and position; torch chooses the largest of each row.
+A kernel writes the scores, float32 for each query and position; torch chooses the largest of each row. The scores alone
+serve models that hide positions by a mask of their own.
 """
 
 from __future__ import annotations
@@ -30,18 +31,26 @@ MOST_HEADS = 128  # of which a block holds all scores of a tile
 
 
 def scores_reference(
-    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seq_lens: torch.Tensor | None = None
+    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seq_lens: torch.Tensor | None = None, causal: bool = True
 ) -> torch.Tensor:
-    """Compute `sum over h of weights[h] relu(q[h] . k)` for each query and position, -inf for hidden positions.
+    """Compute `sum over h of weights[h] relu(q[h] . k)` for each query and position; if causal, -inf for hidden ones.
 
     q `[B, Sq, H, D]`, k `[B, S, D]`, weights `[B, Sq, H]`. The queries are the last Sq of `seq_lens[b]` positions
     (default S), and see those up to their own. Returns `[B, Sq, S]` in the dtype of sums.
     """
     compute = compute_dtype(q.dtype)
-    keep = visible(q.shape[1], k.shape[1], seq_lens, q.device)
-    used = torch.where(keep.any(1).unsqueeze(-1), k.to(compute), 0.0)  # memory past the end may hold NaN
+    used, keep = k.to(compute), None
+    if causal:
+        keep = visible(q.shape[1], k.shape[1], seq_lens, q.device)
+        used = torch.where(keep.any(1).unsqueeze(-1), used, 0.0)  # memory past the end may hold NaN
     products = torch.einsum("bthd,bsd->bths", q.to(compute), used).relu()
-    return torch.einsum("bths,bth->bts", products, weights.to(compute)).masked_fill(~keep, float("-inf"))
+    scores = torch.einsum("bths,bth->bts", products, weights.to(compute))
+    return scores if keep is None else scores.masked_fill(~keep, float("-inf"))
+
+
+def all_scores_reference(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Compute scores as `scores_reference` does without causality."""
+    return scores_reference(q, k, weights, causal=False)
 
 
 def reference(
@@ -70,16 +79,16 @@ class Config:
 
 
 @library_jit
-def index_scores(
-    config: Config, dtype: torch.dtype, weight_dtype: torch.dtype, width: int, vector: int, whole: bool
+def score_positions(
+    config: Config, dtype: torch.dtype, weight_dtype: torch.dtype, width: int, vector: int, whole: bool, causal: bool
 ) -> Any:
-    """Build the kernel of the scores."""
+    """Build the kernel of the scores. `whole`: all positions are in use."""
     heads, keys, accum = config.heads, config.keys, compute_dtype(dtype)
     batch, q_len, count, length = T.dynamic("batch, q_len, count, length")
     length_types = [] if whole else [strided("seq_lens", (batch,), torch.int32, unit=False, align=4)]
 
     @T.prim_func
-    def lightning_index(
+    def index_scores(
         q: strided("q", (batch, q_len, count, width), dtype, multiple=vector),
         k: strided("k", (batch, length, width), dtype, multiple=vector),
         weights: strided("weights", (batch, q_len, count), weight_dtype, unit=False),
@@ -104,10 +113,20 @@ def index_scores(
             for j in T.Parallel(keys):
                 position = bx * keys + j
                 if position < length:
-                    seen = position <= end - q_len + query
+                    seen = position <= end - q_len + query if causal else True
                     scores[sequence, query, position] = T.if_then_else(seen, total[j], -T.infinity(accum))
 
-    return lightning_index
+    return index_scores
+
+
+def index_scores(
+    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute scores as `all_scores_reference` does. `out` may be given, dense."""
+    scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype)) if out is None else out
+    if not _scored(q, k, weights, None, False, scores):
+        scores.copy_(all_scores_reference(q, k, weights))
+    return scores
 
 
 def lightning_index(
@@ -119,19 +138,29 @@ def lightning_index(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """List positions as `reference` does. `out` may be given."""
-    machine = machine_of(q) if has_kernels(q) else None
-    heads, width = q.shape[2], q.shape[3]
-    if machine is None or not (q.numel() and k.numel()) or heads > MOST_HEADS:
+    scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype))
+    if not _scored(q, k, weights, seq_lens, True, scores):
         return into(out, reference(q, k, weights, top, seq_lens))
+    return into(out, listed(scores, top))
+
+
+def _scored(
+    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seq_lens: torch.Tensor | None, causal: bool,
+    scores: torch.Tensor,
+) -> bool:  # fmt: skip
+    """Launch the kernel into `scores`, if there is one for these tensors. Return whether there is."""
+    heads, width = q.shape[2], q.shape[3]
+    if not has_kernels(q) or not (q.numel() and k.numel()) or heads > MOST_HEADS:
+        return False
+    machine = machine_of(q)
     q, k = dense_last(q), dense_last(k)
     config = Config(max(16, power_of_two(heads)), 64)
     bits = 8 * q.dtype.itemsize
     tiles = Footprint((Tile(config.heads, width, bits), Tile(config.keys, width, bits)))
     if machine.is_gpu and not tiles.fits(machine.target):
-        return into(out, reference(q, k, weights, top, seq_lens))
+        return False
     vector = vector_of((q, k), (width,)) if machine.is_gpu else 1
-    scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype))
     lengths = [] if seq_lens is None else [seq_lens]
-    kernel = machine.kernel(index_scores)(config, q.dtype, weights.dtype, width, vector, seq_lens is None)
+    kernel = machine.kernel(score_positions)(config, q.dtype, weights.dtype, width, vector, seq_lens is None, causal)
     kernel(q, k, weights, *lengths, scores)
-    return into(out, listed(scores, top))
+    return True

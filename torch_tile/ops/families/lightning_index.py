@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.lightning_index`: the positions that sparse latent attention reads for each query."""
+"""`tile.lightning_index`: the positions that sparse latent attention reads for each query. `tile.index_scores`: what it
+chooses them by.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,43 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from torch_tile.kernels.mla.args import LightningIndexArgs
+from torch_tile.kernels import compute_dtype
+from torch_tile.kernels.mla.args import IndexScoresArgs, LightningIndexArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_varlen import check_ints
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape
+from torch_tile.ops.registry import Shape, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 OP = "lightning_index"
+SCORES = "index_scores"
+
+
+def _check_operands(op: str, q: Tensor, k: Tensor, weights: Tensor) -> None:
+    """Check what both operators take."""
+    checks.check_floating(op, q=q, k=k, weights=weights)
+    checks.check_same_dtype(op, q=q, k=k)
+    checks.check_dims(op, "q", q, 4, "[B, Sq, H, D]")
+    checks.check_dims(op, "k", k, 3, "[B, S, D]")
+    checks.check_dims(op, "weights", weights, 3, "[B, Sq, H]")
+    checks.check_size(op, "k", k, 0, q.shape[0], "q's batch")
+    checks.check_size(op, "k", k, 2, q.shape[3], "q's last dimension")
+    for dim in range(3):
+        checks.check_size(op, "weights", weights, dim, q.shape[dim], "as q")
+
+
+def _fake_scores(args: IndexScoresArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.index_scores` and make its empty result."""
+    _check_operands(SCORES, *args)
+    return args.q.new_empty((*args.q.shape[:2], args.k.shape[1]), dtype=compute_dtype(args.q.dtype))
 
 
 def _fake(args: LightningIndexArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.lightning_index` and make its empty result."""
     q, k, weights, top, seq_lens = args
-    checks.check_floating(OP, q=q, k=k, weights=weights)
-    checks.check_same_dtype(OP, q=q, k=k)
-    checks.check_dims(OP, "q", q, 4, "[B, Sq, H, D]")
-    checks.check_dims(OP, "k", k, 3, "[B, S, D]")
-    checks.check_dims(OP, "weights", weights, 3, "[B, Sq, H]")
-    checks.check_size(OP, "k", k, 0, q.shape[0], "q's batch")
-    checks.check_size(OP, "k", k, 2, q.shape[3], "q's last dimension")
-    for dim in range(3):
-        checks.check_size(OP, "weights", weights, dim, q.shape[dim], "as q")
+    _check_operands(OP, q, k, weights)
     if seq_lens is not None:
         check_ints(OP, "seq_lens", seq_lens, 1, "[B]", q)
         checks.check_size(OP, "seq_lens", seq_lens, 0, q.shape[0], "q's batch")
@@ -65,7 +80,16 @@ def _sharding(args: LightningIndexArgs[Spec]) -> Rule:
     )
 
 
-def _flops(args: LightningIndexArgs[Shape]) -> int:
+def _sharding_of_scores(args: IndexScoresArgs[Spec]) -> Rule:
+    """Name the dimensions of `tile.index_scores` for sharding."""
+    return Rule(
+        outputs=[("batch", "query", "key")],
+        inputs=[("batch", "query", "head", "d"), ("batch", "key", "d"), ("batch", "query", "head")],
+        free=("batch", "query", "key"),
+    )
+
+
+def _flops(args: LightningIndexArgs[Shape] | IndexScoresArgs[Shape]) -> int:
     """Count the operations of the products."""
     batch, q_len, heads, width = args.q
     return 2 * batch * q_len * heads * args.k[1] * width
@@ -98,5 +122,30 @@ Returns:
     check_values=_check_values,
     **no_gradient(OP, "Positions are integers", 0),
     sharding=_sharding,
+    flops=_flops,
+)
+
+index_scores: Final = declare(
+    SCORES,
+    IndexScoresArgs[Tensor],
+    Tensor,
+    """Compute the index scores of all positions for each query: `sum over h of weights[h] * relu(q[h] . k)`.
+
+`lightning_index` lists the largest of them under causality. This one hides nothing, for models with a mask of their
+own. Products of all heads are not in memory.
+
+Args:
+    q: `[B, Sq, H, D]`, the indexer's queries.
+    k: `[B, S, D]`, its keys, which all heads share.
+    weights: `[B, Sq, H]`, of any floating dtype.
+
+Returns:
+    `[B, Sq, S]` in float32 (float64 for float64). No gradient.
+""",
+    module="mla.indexer",
+    fake=_fake_scores,
+    reference=in_torch("mla.indexer", "all_scores_reference"),
+    **no_gradient(SCORES, "Choose positions by it, which have none"),
+    sharding=_sharding_of_scores,
     flops=_flops,
 )

@@ -210,12 +210,14 @@ def _try(found: Router, source: Node) -> None:
     shape = [n if isinstance(n, int) else TOKENS for n in val(found.scores).shape]
     if torch.Size(shape).numel() > MOST_TRIED:
         shape = [*([1] * (len(shape) - 2)), TOKENS, shape[-1]]
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _real():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), real_tensors():
         torch.manual_seed(0)
         logits = torch.randn(shape)
         bias = None if found.bias is None else torch.rand(shape[-1])
         try:
-            got = _run([found.scores, *found.nodes], {source: logits, found.bias: bias}, (found.weights, found.indices))
+            got = run_nodes(
+                [found.scores, *found.nodes], {source: logits, found.bias: bias}, (found.weights, found.indices)
+            )
             want = reference("route", logits, bias, *found.options)
         except Exception as problem:  # a trial of nodes that we do not know may fail in any way
             raise Miss(f"the trial of the router failed: {type(problem).__name__}", FORMS) from problem
@@ -225,14 +227,14 @@ def _try(found: Router, source: Node) -> None:
         raise Miss("it chooses or weighs experts in a way that tile.route does not", FORMS)
 
 
-def _real() -> Any:
+def real_tensors() -> Any:
     """Leave the fake tensors of a trace."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
 
 
-def _run(nodes: Sequence[Node], env: dict[Any, Any], outputs: Sequence[Node]) -> list[Any]:
+def run_nodes(nodes: Sequence[Node], env: dict[Any, Any], outputs: Sequence[Node]) -> list[Any]:
     """Run nodes of Dynamo's graph on tensors. Results are taken at once, as later nodes may write into them."""
     for node in nodes:
         args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
