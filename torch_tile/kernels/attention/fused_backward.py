@@ -93,8 +93,8 @@ class Iterations:
         return self.sequence, self.head, member, self.step(iteration) * self.queries
 
     @property
-    def unrolled(self) -> int:
-        """Return how many iterations the text of the loop has: in two, stages are constants.
+    def turn(self) -> int:
+        """Return the number of iterations in a turn of the loop: with two, their stages are constants.
 
         Narrow heads lack the registers for it.
         """
@@ -244,13 +244,13 @@ class ConsumerWarpgroup:
     @T.macro
     def run(self) -> None:
         """Run all iterations, at least one."""
-        last, unrolled = self.iterations.total - 1, self.iterations.unrolled
+        last, turn = self.iterations.total - 1, self.iterations.turn
         self.start_scores_gemm(0)
         self.make_probabilities(0)
-        for n in T.serial(last // unrolled):
-            for i in range(unrolled):
-                self.advance(n * unrolled + i)
-        if last % unrolled == 1:
+        for n in T.serial(last // turn):
+            for i in range(turn):
+                self.advance(n * turn + i)
+        if last % turn == 1:
             self.advance(last - 1)
         self.make_gradients(last, False)
         self.start_dq_gemm(last + 1)
