@@ -92,14 +92,6 @@ class Iterations:
         member = iteration // self.count if self.spec.grouped else 0
         return self.sequence, self.head, member, self.step(iteration) * self.queries
 
-    @property
-    def turn(self) -> int:
-        """Return the number of iterations in a turn of the loop: with two, their stages are constants.
-
-        Narrow heads lack the registers for it.
-        """
-        return 2 if self.spec.tile_d > HALF else 1
-
     def phase(self, iteration: Any) -> tuple[Any, Any]:
         """Return the stage of an iteration, and the parity of its barriers."""
         return iteration % self.stages, iteration // self.stages % 2
@@ -244,25 +236,17 @@ class ConsumerWarpgroup:
     @T.macro
     def run(self) -> None:
         """Run all iterations, at least one."""
-        last, turn = self.iterations.total - 1, self.iterations.turn
+        last = self.iterations.total - 1
         self.start_scores_gemm(0)
         self.make_probabilities(0)
-        for n in T.serial(last // turn):
-            for i in range(turn):
-                self.advance(n * turn + i)
-        if last % turn == 1:
-            self.advance(last - 1)
+        for iteration in T.serial(last):
+            self.make_gradients(iteration, True)
+            self.make_probabilities(iteration + 1)
         self.make_gradients(last, False)
         self.start_dq_gemm(last + 1)
         T.wait_wgmma(0)
         self.store_dq(last + 1)
         T.named_barrier_arrive(SUMMED + self.index, WARPGROUP + WARP)
-
-    @T.macro
-    def advance(self, iteration: Any) -> None:
-        """End an iteration, and begin the next one."""
-        self.make_gradients(iteration, True)
-        self.make_probabilities(iteration + 1)
 
     @T.macro
     def start_scores_gemm(self, iteration: Any) -> None:
