@@ -282,7 +282,7 @@ def test_stores_do_not_cross_ends_of_rows_inside_of_16_bytes(on_threads, case: C
     assert refuses(case.copy(on_threads, store=True), ctx) == "the rows of `X` may not end at a multiple of 16 bytes"
 
 
-@pytest.mark.parametrize("start", [-8, ODD - 64])
+@pytest.mark.parametrize("start", [-8, ODD - 64, 64 - ODD, ODD // (ODD + ODD % 3) * 64 - ODD])
 @pytest.mark.parametrize("row", [True, False])
 def test_stores_do_not_start_in_front_of_the_tensor(on_threads, start, row: bool) -> None:
     case = Case(part=((start, 64), (0, 64)) if row else ((0, 64), (start * 8, 64)))

@@ -18,9 +18,9 @@ from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, divides
-from torch_tile.ir.bounds import interval
+from torch_tile.ir.bounds import Ranges, interval, prove
 from torch_tile.ir.buffer import Region, TensorMap
-from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_expr
+from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, binary, const, to_expr
 from torch_tile.ir.layout import row_major, shared_tile
 from torch_tile.ir.node import node_class
 from torch_tile.ir.simplify import simplify
@@ -253,10 +253,22 @@ def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
     tensor, inline = region.buffer, Expand(ctx.values)
     if not divides(16 // math.gcd(16, tensor.dtype.itemsize), inline(tensor.shape[-1]), ctx.ranges):
         return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
-    # No interval at all have quotients by sizes that may be zero; then there is nothing to be copied.
-    if any(-math.inf < interval(inline(start), ctx.ranges).low < 0 for start in region.starts):
+    if any(_may_be_negative(inline(start), ctx.ranges) for start in region.starts):
         return f"the slice of `{tensor.name}` may start in front of it"
     return None
+
+
+def _may_be_negative(index: Expr, ranges: Ranges) -> bool:
+    """Return whether the first index of a slice may be negative.
+
+    A quotient by a size has no interval, since the size may be zero. Then there is nothing to copy, so the signs of
+    operands decide.
+    """
+    if interval(index, ranges).low >= 0 or prove(binary(">=", index, const(0, index.dtype)), ranges):
+        return False
+    if isinstance(index, Binary) and index.op in ("+", "*", "//", "%"):
+        return _may_be_negative(index.a, ranges) or _may_be_negative(index.b, ranges)
+    return True
 
 
 def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
