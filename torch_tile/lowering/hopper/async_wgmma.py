@@ -11,8 +11,8 @@ arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in start
 iterations may take a branch that later iterations skip. They then run before such a loop, one by one.
 
 A loop of arithmetic that fills shared operands, and then products, gets two versions of these operands. An example is
-a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one. Tiles of two
-stages are released before the wait for the next tiles, so that two loads overlap.
+a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one. Where tiles
+have two stages, that iteration releases its stages before it waits for the next tiles, so that two loads overlap.
 
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
@@ -58,6 +58,7 @@ MOST_LEADING = 4  # most iterations that run in front of a shifted loop
 LAST_BARRIER = 15  # highest number of a block's named barriers
 MOST_REGISTERS = 240  # of a thread
 OTHERS = 32  # of its registers, for anything but fragments, where it has a second accumulator
+LIFT = PARTED = False
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
@@ -272,8 +273,8 @@ class _Async(Rewriter):
         A statement that touches them waits for these products alone. In a role of several warpgroups it waits for all:
         another's arithmetic runs meanwhile. Return None if no product stays in flight.
         """
-        queue = _Queue(self.role.count > WARPGROUP)
-        for one in loop.body.stmts:
+        queue = _Queue(self.role.count > WARPGROUP and not PARTED)
+        for one in self._lifted(loop.body.stmts) if LIFT else loop.body.stmts:
             if isinstance(one, Gemm) and one in self.products:
                 queue.start(one)
             elif _is_release(one):
@@ -284,6 +285,23 @@ class _Async(Rewriter):
         for product in queue.overlapped:
             self._remark(product, "beside what follows")
         return replace(loop, body=Block(tuple(queue.stmts))) if queue.overlapped else None
+
+    def _lifted(self, stmts: Sequence[Stmt]) -> list[Stmt]:
+        """Start products directly behind earlier ones where the statements between touch none of their tiles."""
+        moved: list[Stmt] = []
+        for one in stmts:
+            place = start = len(moved)
+            if isinstance(one, Gemm) and one in self.products:
+                while start and (calls(moved[start - 1], "mbarrier_wait") or _clears(moved[start - 1], one)):
+                    start -= 1
+                reads, writes = IdSet((one.A.buffer, one.B.buffer)), one.C.buffer
+                place = start
+                while place and _passes(moved[place - 1], reads, writes):
+                    place -= 1
+                if not place or moved[place - 1] not in self.products:
+                    place = start
+            moved[place:] = [*moved[start:], one, *moved[place:start]]
+        return moved
 
     # Loops of products, arithmetic and products.
 
@@ -519,6 +537,21 @@ class _OneProduct:
     before: tuple[Stmt, ...]
     product: Gemm
     after: tuple[Stmt, ...]
+
+
+def _clears(stmt: Stmt, product: Gemm) -> bool:
+    """Return whether a statement fills a product's accumulator with zeros."""
+    return isinstance(stmt, Fill) and stmt.dst.buffer is product.C.buffer
+
+
+def _passes(stmt: Stmt, operands: IdSet[Buffer], sums: Buffer) -> bool:
+    """Return whether a product may start before a statement: arithmetic that touches none of its tiles, or a release."""
+    if _is_release(stmt) or calls(stmt, "mbarrier_wait"):
+        return True
+    if not isinstance(stmt, st.For | RegisteredOp) or isinstance(stmt, Gemm) or contains(stmt, st.Do):
+        return False
+    reads, writes = uses(stmt)
+    return not any(b in operands or b is sums for b in writes) and not any(r.buffer is sums for r in reads)
 
 
 def _registers(buffer: Buffer, threads: int) -> int:
