@@ -107,7 +107,6 @@ def inputs(rows=128, columns=64, depth=192, step=64, form="nest", part=1.0):
         ({"form": "threads"}, True),
         ({"form": "nest", "depth": 64}, True),
         ({"form": "nest", "depth": 320, "stages": 3}, True),
-        ({"form": "threads", "depth": 448}, True),
         ({"form": "threads", "rows": 192, "columns": 96, "threads": 384}, True),
         ({"form": "sums"}, False),  # holds values of the iteration before
         ({"form": "scaled"}, False),  # the arithmetic reads the sums
@@ -129,16 +128,6 @@ def test_values(options, doubled, seed):
     findings = made.interpret(a, b, c)
     assert not findings, findings.report()
     assert torch.equal(c.double(), want)
-
-
-@pytest.mark.parametrize("stages", [2, 3])
-def test_a_stage_is_free_before_the_wait_for_the_next_one(stages):
-    """With two stages, the wait for the load of one tile would else keep the load of the next one back."""
-    made, found = tiles_of(decoded(stages=stages, depth=448))
-    text = made.get_kernel_source()
-    turn = text[text.index("mbarrier_wait(packed_full") :]
-    released, awaited = turn.index("a_empty"), turn.index("a_full")
-    assert found and (released < awaited) is (stages == 2), turn
 
 
 def test_one_version_where_two_need_too_much_memory():

@@ -11,8 +11,7 @@ arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in start
 iterations may take a branch that later iterations skip. They then run before such a loop, one by one.
 
 A loop of arithmetic that fills shared operands, and then products, gets two versions of these operands. An example is
-a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one. Where tiles
-have two stages, that iteration releases its stages before it waits for the next tiles, so that two loads overlap.
+a loop that decodes weights. The products of one iteration then run beside the arithmetic of the next one.
 
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
@@ -178,8 +177,7 @@ class _Async(Rewriter):
             self.doubled[tile] = versions_of(tile, 2)
             versions[tile] = self.doubled[tile], simplify(binary("%", k, const(2, int32)))
         self._remark(products[0], f"{DOUBLED} {', '.join(tile.name for tile in filled)}")
-        waits = [s for s in _last_waits(head) if not _several_stages([s], 3)]
-        made = _one_behind(loop, stmts, products, arrivals, waits[0] if waits and arrivals else None)
+        made = _one_behind(loop, stmts, products, arrivals)
         new: Stmt = Instance(IdMap(), versions, fresh=False)(made)
         return new
 
@@ -408,38 +406,19 @@ class _Reallocated(Rewriter):
         return node if new is None else replace(node, buffer=new)
 
 
-def _one_behind(
-    loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], arrivals: Sequence[Stmt], at: Stmt | None = None
-) -> Stmt:
-    """Wait for the products of each iteration in the next one, and move `arrivals` behind that wait.
-
-    The wait comes before the statement `at`, or behind the products of that next iteration.
-    """
+def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], arrivals: Sequence[Stmt]) -> Stmt:
+    """Wait for the products of each iteration in the next one, and move `arrivals` behind that wait."""
     k, stop = loop.vars[0], loop.stops[0]
-    pending = -1 if at is not None else len(products)
-    earlier = (
-        [If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(()))] if arrivals else []
-    )
     body: list[Stmt] = []
     for one in stmts:
-        if one is at:
-            body += [wgmma_wait(0), *earlier]
         if isinstance(one, Gemm) and any(one is product for product in products):
-            body.append(replace(one, wg_wait=pending if one is products[-1] else -1))
+            body.append(replace(one, wg_wait=len(products) if one is products[-1] else -1))
         elif not any(one is arrival for arrival in arrivals):
             body.append(one)
-    if at is None:
-        body += earlier
+    if arrivals:
+        body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
     end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
     return _if_any((replace(loop, body=Block(tuple(body))), *end), stop)
-
-
-def _last_waits(head: Sequence[Stmt]) -> list[Stmt]:
-    """Return the waits for tiles at the end of a list of statements, in their order."""
-    last = len(head)
-    while last and calls(head[last - 1], "mbarrier_wait"):
-        last -= 1
-    return list(head[last:])
 
 
 def _syncs_by_tiles(one: Stmt) -> bool:
