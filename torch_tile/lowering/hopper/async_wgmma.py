@@ -57,7 +57,6 @@ MOST_LEADING = 4  # most iterations that run in front of a shifted loop
 LAST_BARRIER = 15  # highest number of a block's named barriers
 MOST_REGISTERS = 240  # of a thread
 OTHERS = 32  # of its registers, for anything but fragments, where it has a second accumulator
-LIFT = PARTED = False
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
@@ -271,8 +270,8 @@ class _Async(Rewriter):
         A statement that touches them waits for these products alone. In a role of several warpgroups it waits for all:
         another's arithmetic runs meanwhile. Return None if no product stays in flight.
         """
-        queue = _Queue(self.role.count > WARPGROUP and not PARTED)
-        for one in self._lifted(loop.body.stmts) if LIFT else loop.body.stmts:
+        queue = _Queue(self.role.count > WARPGROUP)
+        for one in loop.body.stmts:
             if isinstance(one, Gemm) and one in self.products:
                 queue.start(one)
             elif _is_release(one):
@@ -283,23 +282,6 @@ class _Async(Rewriter):
         for product in queue.overlapped:
             self._remark(product, "beside what follows")
         return replace(loop, body=Block(tuple(queue.stmts))) if queue.overlapped else None
-
-    def _lifted(self, stmts: Sequence[Stmt]) -> list[Stmt]:
-        """Start products directly behind earlier ones where the statements between touch none of their tiles."""
-        moved: list[Stmt] = []
-        for one in stmts:
-            place = start = len(moved)
-            if isinstance(one, Gemm) and one in self.products:
-                while start and (calls(moved[start - 1], "mbarrier_wait") or _clears(moved[start - 1], one)):
-                    start -= 1
-                reads, writes = IdSet((one.A.buffer, one.B.buffer)), one.C.buffer
-                place = start
-                while place and _passes(moved[place - 1], reads, writes):
-                    place -= 1
-                if not place or moved[place - 1] not in self.products:
-                    place = start
-            moved[place:] = [*moved[start:], one, *moved[place:start]]
-        return moved
 
     # Loops of products, arithmetic and products.
 
@@ -516,21 +498,6 @@ class _OneProduct:
     before: tuple[Stmt, ...]
     product: Gemm
     after: tuple[Stmt, ...]
-
-
-def _clears(stmt: Stmt, product: Gemm) -> bool:
-    """Return whether a statement fills a product's accumulator with zeros."""
-    return isinstance(stmt, Fill) and stmt.dst.buffer is product.C.buffer
-
-
-def _passes(stmt: Stmt, operands: IdSet[Buffer], sums: Buffer) -> bool:
-    """Return whether a product may start before a statement: arithmetic that touches none of its tiles, or a release."""
-    if _is_release(stmt) or calls(stmt, "mbarrier_wait"):
-        return True
-    if not isinstance(stmt, st.For | RegisteredOp) or isinstance(stmt, Gemm) or contains(stmt, st.Do):
-        return False
-    reads, writes = uses(stmt)
-    return not any(b in operands or b is sums for b in writes) and not any(r.buffer is sums for r in reads)
 
 
 def _registers(buffer: Buffer, threads: int) -> int:
