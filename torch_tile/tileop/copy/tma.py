@@ -253,7 +253,10 @@ def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
     tensor, inline = region.buffer, Expand(ctx.values)
     if not divides(16 // math.gcd(16, tensor.dtype.itemsize), inline(tensor.shape[-1]), ctx.ranges):
         return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
-    if any(_may_be_negative(inline(start), ctx.ranges) for start in region.starts):
+    ranges = ctx.ranges
+    for size in tensor.shape:  # nothing is copied to an empty tensor
+        ranges = ranges.assume(binary(">=", size, const(1, size.dtype)))
+    if any(_may_be_negative(inline(start), ranges) for start in region.starts):
         return f"the slice of `{tensor.name}` may start in front of it"
     return None
 
@@ -266,9 +269,10 @@ def _may_be_negative(index: Expr, ranges: Ranges) -> bool:
     """
     if interval(index, ranges).low >= 0 or prove(binary(">=", index, const(0, index.dtype)), ranges):
         return False
-    if isinstance(index, Binary) and index.op in ("+", "*", "//", "%"):
-        return _may_be_negative(index.a, ranges) or _may_be_negative(index.b, ranges)
-    return True
+    if not isinstance(index, Binary) or index.op not in ("+", "*", "//", "%", "min", "max"):
+        return True
+    a, b = (index.op != "%" and _may_be_negative(index.a, ranges)), _may_be_negative(index.b, ranges)
+    return a and b if index.op == "max" else a or b
 
 
 def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
