@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -120,78 +119,29 @@ def join_parts(
     return joined
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """How the threads of a block share the parts of a row: each of `groups` takes `each` parts in an iteration."""
-
-    groups: int
-    each: int
-    threads: int
-
-
-# Fast: the exponentials of few numbers, in few instructions.
-@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
-def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, sharing: Sharing) -> Any:
+@library_jit
+def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.
 
-    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time. Its
-    cost is latency, of memory and of its own instructions. So all threads read at once, and each does little. A row of
-    `out` has three indices, since they may lie in memory in any order.
+    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time.
+    `ahead` parts are read together. A row of `out` has three indices, since they may lie in memory in any order.
     """
-    accum = compute_dtype(part_dtype)
-    infinity = T.infinity(accum)
-    groups, each = sharing.groups, sharing.each
+    accum = compute_dtype(dtype)
     splits, rows, outer, middle, inner = T.dynamic("splits, rows, outer, middle, inner")
 
     @T.prim_func
     def combine(
-        part: T.Tensor((splits, rows, latent), part_dtype),
+        part: T.Tensor((splits, rows, latent), accum),
         part_lse: T.Tensor((splits, rows), accum),
         out: strided("out", (outer, middle, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((rows,), accum),
     ):
-        with T.Kernel(rows, threads=sharing.threads) as row:
-            values = [T.alloc_fragment((groups, latent), part_dtype) for _ in range(each)]
-            sums = T.alloc_fragment((groups, latent), accum)
-            logs = T.alloc_fragment((each * groups,), accum)
-            highest, total = (T.alloc_fragment((1,), accum) for _ in range(2))
-            weights = T.alloc_shared((each * groups,), accum)
-            shares = T.alloc_shared((groups, latent), accum)
-            T.clear(sums)
-            T.clear(total)
-            T.fill(highest, -infinity)
+        with T.Kernel(rows, threads=128) as row:
             start_early()
-            for iteration in T.serial(T.ceildiv(splits, each * groups)):
-                first = iteration * (each * groups)
-                for n in T.Parallel(each * groups):
-                    logs[n] = T.if_then_else(first + n < splits, part_lse[first + n, row], -infinity)
-                for n, value in enumerate(values):  # 0 behind the last part
-                    T.copy(part[first + n * groups : first + (n + 1) * groups, row, 0:latent], value)
-                before = T.alloc_var(accum, highest[0])
-                T.reduce_max(logs, highest, dim=0, clear=False)
-                level = T.alloc_var(accum, T.if_then_else(highest[0] == -infinity, 0.0, highest[0]))
-                rescale = T.alloc_var(accum, T.exp(before - level))
-                for n in T.Parallel(each * groups):
-                    logs[n] = T.exp(logs[n] - level)
-                T.copy(logs, weights)
-                for i in T.Parallel(1):
-                    total[i] *= rescale
-                T.reduce_sum(logs, total, dim=0, clear=False)
-                for g, c in T.Parallel(groups, latent):
-                    sums[g, c] *= rescale
-                for n, value in enumerate(values):
-                    for g, c in T.Parallel(groups, latent):
-                        sums[g, c] += weights[n * groups + g] * value[g, c]
-            divisor = T.alloc_var(accum, T.max(total[0], 1.0))
-            share = T.alloc_var(accum, 1.0 / divisor)
-            T.copy(sums, shares)
-            for c in T.Parallel(latent):
-                own = T.alloc_var(accum, 0.0)
-                for g in T.serial(groups):
-                    own += shares[g, c]
-                out[row // inner // middle, row // inner % middle, row % inner, c] = own * share
-            lse[row] = highest[0] + T.log(divisor)
+            for acc, log_sum in join_parts(part, part_lse, lambda n: n, splits, (row,), ahead):
+                T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
+                lse[row] = log_sum
 
     return combine
 
@@ -204,18 +154,7 @@ def combine_parts(
     `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
     """
     splits, width = part.shape[0], part.shape[-1]
-    sharing = sharing_of(splits, width * part.dtype.itemsize)
-    machine.kernel(combine)(out.dtype, part.dtype, width, sharing)(
+    ahead = min(power_of_two(splits), 2 * MOST_AHEAD)
+    machine.kernel(combine)(out.dtype, width, ahead)(
         part.view(splits, -1, width), part_lse.view(splits, -1), out, lse.view(-1)
     )
-
-
-MOST_JOINING = 512  # threads that join the parts of a row
-
-
-def sharing_of(splits: int, row_bytes: int) -> Sharing:
-    """Choose how a block's threads share the parts of a row. A thread reads 16 bytes of each of its parts."""
-    readers = power_of_two(max(1, row_bytes // 16))
-    groups = min(power_of_two(splits), max(1, MOST_JOINING // readers))
-    each = min(power_of_two(-(-splits // groups)), MOST_AHEAD)
-    return Sharing(groups, each, min(MOST_JOINING, max(128, groups * readers)))
