@@ -30,7 +30,7 @@ SUMMED = {"relu", "squeeze", "sum", *FACTORS, *CASTS, *PRODUCTS}
 """What models do to queries, keys and weights, besides views, to make scores."""
 BETWEEN = {"masked_fill", "where", "add", "iadd", "getitem", *SUMMED} - {"relu"}
 """What models do to the products of all heads before they choose positions."""
-VIEWS = {"unsqueeze", "transpose", "permute", "swapaxes", "getattr", "getitem", *CASTS}
+VIEWS = {"unsqueeze", "transpose", "permute", "swapaxes", "getattr", "mT", "getitem", *CASTS}  # torch 2.15: aten.mT
 """What models do to queries, keys and weights before they multiply them."""
 SIZES = {"b": 2, "q": 3, "h": 4, "k": 5, "d": 8}  # sizes of a trial
 
