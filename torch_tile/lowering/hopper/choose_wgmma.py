@@ -23,7 +23,6 @@ from torch_tile.ir.stmt import If, Kernel, Program, Role
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm import wgmma
 from torch_tile.tileop.gemm.op import Gemm
-from torch_tile.tileop.reduce.threads import is_whole
 from torch_tile.tileop.threads import ThreadContext
 
 
@@ -62,6 +61,6 @@ def _slices_rows(kernel: Kernel, products: Sequence[Gemm]) -> bool:
     for node in find(kernel, Load, Copy):
         if isinstance(node, Load) and node.buffer in sums and not isinstance(node.indices[0], Var):
             return True
-        if isinstance(node, Copy) and node.src.buffer in sums and not is_whole(node.src):
+        if isinstance(node, Copy) and node.src.buffer in sums and not node.src.is_whole:
             return True
     return False
