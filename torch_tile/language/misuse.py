@@ -317,7 +317,10 @@ FAMILIES = (
     (r"(mma_|make_)?(gemm_)?block_?scaled\w*|\w+_blockscaled\w*|ptx_mma_block_scale|TensorCoreIntrinEmitterSM120",
      "products with scales of blocks are instructions of sm_100 and sm_120, and this compiler writes sm_80 and sm_90a: "
      "multiply the tiles by their scales before T.gemm"),
-    (r"u?int4|tfloat32|float8_e8m0fnu|float4\w*|float6\w*|float8_e4m3(b11fnuz|fnuz)?|float8_e3m4|float8_e5m2fnuz|is_float4\w*",
+    (r"float4_e2m1_unpacked",
+     f"to give each number of 4 bits a byte, a bulk copy {_SM100}: give the tile T.float4_e2m1fn"),
+    (r"is_float4\w*", "compare types: x.dtype == T.float4_e2m1fn"),
+    (r"float6\w*|float8_e4m3(b11fnuz)?|float8_e3m4",
      "no value of this type can be computed with: read it as uint8 and decode its bits"),
     (r"ptx_mma_sm70", "sm_70 is not supported: T.gemm chooses the instruction"),
     (r"[a-z]+\d+\w*x\d+", "values have one lane: write elements, in T.vectorized or T.Parallel"),

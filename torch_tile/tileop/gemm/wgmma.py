@@ -119,9 +119,12 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     if op.clear_accum and k == step:
         zero, size = const(0, op.C.buffer.dtype), m_tiles * columns // 2
         before = [unrolled("v", size, lambda v: Store(total, (v,), zero))]
+    held = wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2)
+    if op.wgmma and op.wg_wait == 0 and not op.clear_accum:
+        before = [held]  # sums that arithmetic began are in their registers before the fence
     after = [wgmma.wgmma_wait(op.wg_wait)] if op.wg_wait >= 0 else []
     if op.wg_wait == 0:
-        after.append(wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2))
+        after.append(held)
     return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
 
 
