@@ -12,15 +12,18 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.spelling import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What annotations mean: whether a value fits, and what is expected. Tensors have all of these methods.
-_NUMBERS: dict[object, tuple[Callable[[Any], bool], str]] = {
+Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+"""What an annotation means: whether a value fits, and what is expected."""
+
+# Tensors have all of these methods.
+_NUMBERS: dict[object, Kind] = {
     bool: (
         lambda x: type(x).__name__ in ("bool", "bool_", "SymBool") or (type(x) is int and x in (0, 1)),
         "True or False",
@@ -107,7 +110,7 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        kinds = _kinds(parameter.annotation, function)
+        kinds = kinds_of(parameter.annotation, function)
         if kinds and not any(fits(value) for fits, _ in kinds):
             wanted = " or ".join(text for _, text in kinds)
             if wanted.startswith("a tensor") and args and hasattr(args[0], "from_linear"):
@@ -116,19 +119,19 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
             elif wanted.startswith(("a tensor", "a function")):
                 wanted += _remedy(name, value, wanted)
-            return TypeError(f"{owner}: {name} is {_shown(value)}; expected {wanted}")
+            return TypeError(f"{owner}: {name} is {shown(value)}; expected {wanted}")
     return refused
 
 
-def _kinds(annotation: object, function: Callable[..., Any]) -> list[tuple[Callable[[Any], bool], str]]:
-    """Return what an annotation allows, as in `_NUMBERS`; [] if that is anything, or cannot be told."""
+def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
+    """Return what an annotation of a function's allows; [] if that is anything, or cannot be told."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, function.__globals__)
         except (NameError, AttributeError):  # imported for type checkers only
             return []
     parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    found: list[tuple[Callable[[Any], bool], str]] = []
+    found: list[Kind] = []
     for part in parts:
         origin = typing.get_origin(part) or part
         if part in _NUMBERS:
@@ -160,7 +163,7 @@ def _class(kind: type) -> str:
     return f"{'an' if name[0] in 'AEIOUaeioun' and name[0] != 'u' else 'a'} {name}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value as messages show it: numbers and texts themselves, else the type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:60]
