@@ -118,9 +118,8 @@ _ONE_VALUE = (
 )
 
 
-def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
-    """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
-    others.
+def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
+    """Return the author's error for the exception `problem`, raised by the author's line at `span`.
 
     `language` has the functions whose calls may be wrong.
     """
@@ -160,9 +159,13 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     function = getattr(language, called[1], None) if called else None
     if callable(function):
         return bad_call(called[1], function, text, span)  # type: ignore[index]
+    if "'torch.dtype' object is not callable" in text:
+        called = re.match(r"[\w.]+\.(\w+)\(", span.source()[span.column :]) if span else None
+        fix = f"write T.{called[1]}(x)" if called else "write T.cast(x, dtype)"
+        return error("python_value", span, problem="a dtype of torch converts no value", fix=fix)
     words = set(re.findall(r"\w+", text))
     if words.isdisjoint(_CLASSES):
-        return None
+        return error("python_error", span, problem=f"{type(problem).__name__}: {text}")
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
     fix = _instead(span, language)
     if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
