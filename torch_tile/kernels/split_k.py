@@ -120,30 +120,65 @@ def join_parts(
 
 
 @library_jit
-def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
+def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, ahead: int, threads: int) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.
 
-    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time.
-    `ahead` parts are read together. A row of `out` has three indices, since they may lie in memory in any order.
+    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time. The
+    threads of a block read `ahead` parts of its row together, since memory's latency is the cost. A row of `out` has
+    three indices, since they may lie in memory in any order.
     """
-    accum = compute_dtype(dtype)
+    accum = compute_dtype(part_dtype)
+    infinity = T.infinity(accum)
     splits, rows, outer, middle, inner = T.dynamic("splits, rows, outer, middle, inner")
 
     @T.prim_func
     def combine(
-        part: T.Tensor((splits, rows, latent), accum),
+        part: T.Tensor((splits, rows, latent), part_dtype),
         part_lse: T.Tensor((splits, rows), accum),
         out: strided("out", (outer, middle, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((rows,), accum),
     ):
-        with T.Kernel(rows, threads=128) as row:
+        with T.Kernel(rows, threads=threads) as row:
+            values = T.alloc_fragment((ahead, latent), part_dtype)
+            weighted = T.alloc_fragment((ahead, latent), accum)
+            logs = T.alloc_fragment((ahead,), accum)
+            highest, total = (T.alloc_fragment((1,), accum) for _ in range(2))
+            sums = T.alloc_fragment((latent,), accum)
             start_early()
-            for acc, log_sum in join_parts(part, part_lse, lambda n: n, splits, (row,), ahead):
-                T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
-                lse[row] = log_sum
+            T.clear(sums)
+            T.clear(total)
+            T.fill(highest, -infinity)
+            for first in T.serial(T.ceildiv(splits, ahead)):
+                for n in T.Parallel(ahead):
+                    split = first * ahead + n
+                    logs[n] = T.if_then_else(split < splits, part_lse[split, row], -infinity)
+                for n, c in T.Parallel(ahead, latent):
+                    split = first * ahead + n
+                    values[n, c] = T.if_then_else(split < splits, part[split, row, c], 0.0)
+                before = T.alloc_var(accum, highest[0])
+                T.reduce_max(logs, highest, dim=0, clear=False)
+                level = T.alloc_var(accum, T.if_then_else(highest[0] == -infinity, 0.0, highest[0]))
+                rescale = T.alloc_var(accum, T.exp(before - level))
+                for n in T.Parallel(ahead):
+                    logs[n] = T.exp(logs[n] - level)
+                for i in T.Parallel(1):
+                    total[i] *= rescale
+                T.reduce_sum(logs, total, dim=0, clear=False)
+                for n, c in T.Parallel(ahead, latent):
+                    weighted[n, c] = logs[n] * values[n, c]
+                for c in T.Parallel(latent):
+                    sums[c] *= rescale
+                T.reduce_sum(weighted, sums, dim=0, clear=False)
+            divisor = T.alloc_var(accum, T.max(total[0], 1.0))
+            for c in T.Parallel(latent):
+                out[row // inner // middle, row // inner % middle, row % inner, c] = sums[c] / divisor
+            lse[row] = highest[0] + T.log(divisor)
 
     return combine
+
+
+LEAST_JOINING, MOST_JOINING = 128, 256  # threads that join the parts of a row
 
 
 def combine_parts(
@@ -154,7 +189,13 @@ def combine_parts(
     `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
     """
     splits, width = part.shape[0], part.shape[-1]
-    ahead = min(power_of_two(splits), 2 * MOST_AHEAD)
-    machine.kernel(combine)(out.dtype, width, ahead)(
+    tiling = joining_for(splits, width)
+    machine.kernel(combine)(out.dtype, part.dtype, width, *tiling)(
         part.view(splits, -1, width), part_lse.view(splits, -1), out, lse.view(-1)
     )
+
+
+def joining_for(splits: int, width: int) -> tuple[int, int]:
+    """Return how many parts of a row a block reads together, and its threads. A thread holds at most 128 elements."""
+    ahead = min(power_of_two(splits), max(1, 128 * MOST_JOINING // power_of_two(width)))
+    return ahead, min(MOST_JOINING, max(LEAST_JOINING, ahead * power_of_two(width) // 128))
