@@ -10,7 +10,7 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.mla import scheduler
 from torch_tile.kernels.mla.scheduler import Joining, combine_pieces
-from torch_tile.kernels.split_k import combine, combine_parts, joining_for
+from torch_tile.kernels.split_k import combine, combine_parts, sharing_of
 
 
 def joined(part, part_lse):
@@ -48,12 +48,12 @@ def test_an_infinite_part_stays_infinite(engine, problems):
 
 
 SM_90 = Target("cuda", 90)
-JOINING = {  # by the lines of loads, each of values and log-sum-exps: one is a loop over parts
-    "parts": (1, lambda: combine.on(SM_90)(torch.bfloat16, torch.float32, 512, *joining_for(2, 512))),
-    "many parts": (1, lambda: combine.on(SM_90)(torch.half, torch.half, 512, *joining_for(64, 512))),
-    "pieces": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(1, 8))),
-    "pieces of two rows": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(2, 4))),
-    "pieces of four rows": (8, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(4, 2))),
+JOINING = {  # by the lines of loads, of values and of log-sum-exps
+    "parts": (2, lambda: combine.on(SM_90)(torch.bfloat16, torch.float32, 512, sharing_of(2, 2048))),
+    "many parts": (9, lambda: combine.on(SM_90)(torch.half, torch.half, 512, sharing_of(64, 1024))),
+    "pieces": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(1, 8))),
+    "pieces of two rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(2, 4))),
+    "pieces of four rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(4, 2))),
 }
 
 
@@ -63,6 +63,6 @@ def test_parts_are_loaded_side_by_side(name):
     count, build = JOINING[name]
     source = build().source
     loads = [line for line in source.splitlines() if re.search(r"\bpart(_lse\[| \+)", line)]
-    assert len(loads) == 2 * count, source
+    assert len(loads) == count, source
     for line in loads:
         assert line.count("?") <= 1 and "&&" not in line, line

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, power_of_two, start_early, strided
+from torch_tile.kernels.footprint import Footprint, Tile
 from torch_tile.kernels.library_jit import library_jit
 
 MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency is the cost
@@ -119,17 +121,33 @@ def join_parts(
     return joined
 
 
-@library_jit
-def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, ahead: int, threads: int) -> Any:
+@dataclass(frozen=True)
+class Sharing:
+    """How the threads of a block share the parts of a row: each of `groups` takes `each` parts in an iteration."""
+
+    groups: int
+    each: int
+    threads: int
+
+    def footprint(self, part_dtype: torch.dtype, latent: int) -> Footprint:
+        """Compute the shared memory of an iteration's weights, and of each group's share of the sums."""
+        bits = 8 * compute_dtype(part_dtype).itemsize
+        return Footprint((Tile(1, self.groups * self.each, bits), Tile(self.groups, latent, bits)), bulk=True)
+
+
+# Fast: the exponentials of few numbers, in few instructions.
+@library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, sharing: Sharing) -> Any:
     """Build the kernel `out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`. Rows without visible
     keys give 0 and -inf.
 
-    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time. The
-    threads of a block read `ahead` parts of its row together, since memory's latency is the cost. A row of `out` has
-    three indices, since they may lie in memory in any order.
+    The kernel that leaves the parts lets this one start early (`T.pdl_trigger`), so that its launch costs no time. Its
+    cost is latency, of memory and of its own instructions. So all threads read at once, and each does little. A row of
+    `out` has three indices, since they may lie in memory in any order.
     """
     accum = compute_dtype(part_dtype)
     infinity = T.infinity(accum)
+    groups, each = sharing.groups, sharing.each
     splits, rows, outer, middle, inner = T.dynamic("splits, rows, outer, middle, inner")
 
     @T.prim_func
@@ -139,46 +157,49 @@ def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, ahead: int
         out: strided("out", (outer, middle, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((rows,), accum),
     ):
-        with T.Kernel(rows, threads=threads) as row:
-            values = T.alloc_fragment((ahead, latent), part_dtype)
-            weighted = T.alloc_fragment((ahead, latent), accum)
-            logs = T.alloc_fragment((ahead,), accum)
+        with T.Kernel(rows, threads=sharing.threads) as row:
+            values = [T.alloc_fragment((groups, latent), part_dtype) for _ in range(each)]
+            sums = T.alloc_fragment((groups, latent), accum)
+            logs = T.alloc_fragment((each * groups,), accum)
             highest, total = (T.alloc_fragment((1,), accum) for _ in range(2))
-            sums = T.alloc_fragment((latent,), accum)
-            start_early()
+            weights = T.alloc_shared((each * groups,), accum)
+            shares = T.alloc_shared((groups, latent), accum)
             T.clear(sums)
             T.clear(total)
             T.fill(highest, -infinity)
-            for first in T.serial(T.ceildiv(splits, ahead)):
-                for n in T.Parallel(ahead):
-                    split = first * ahead + n
-                    logs[n] = T.if_then_else(split < splits, part_lse[split, row], -infinity)
-                for n, c in T.Parallel(ahead, latent):
-                    split = first * ahead + n
-                    values[n, c] = T.if_then_else(split < splits, part[split, row, c], 0.0)
+            start_early()
+            for iteration in T.serial(T.ceildiv(splits, each * groups)):
+                first = iteration * (each * groups)
+                for n in T.Parallel(each * groups):
+                    logs[n] = T.if_then_else(first + n < splits, part_lse[first + n, row], -infinity)
+                for n, value in enumerate(values):  # 0 behind the last part
+                    T.copy(part[first + n * groups : first + (n + 1) * groups, row, 0:latent], value)
                 before = T.alloc_var(accum, highest[0])
                 T.reduce_max(logs, highest, dim=0, clear=False)
                 level = T.alloc_var(accum, T.if_then_else(highest[0] == -infinity, 0.0, highest[0]))
                 rescale = T.alloc_var(accum, T.exp(before - level))
-                for n in T.Parallel(ahead):
+                for n in T.Parallel(each * groups):
                     logs[n] = T.exp(logs[n] - level)
+                T.copy(logs, weights)
                 for i in T.Parallel(1):
                     total[i] *= rescale
                 T.reduce_sum(logs, total, dim=0, clear=False)
-                for n, c in T.Parallel(ahead, latent):
-                    weighted[n, c] = logs[n] * values[n, c]
-                for c in T.Parallel(latent):
-                    sums[c] *= rescale
-                T.reduce_sum(weighted, sums, dim=0, clear=False)
+                for g, c in T.Parallel(groups, latent):
+                    sums[g, c] *= rescale
+                for n, value in enumerate(values):
+                    for g, c in T.Parallel(groups, latent):
+                        sums[g, c] += weights[n * groups + g] * value[g, c]
             divisor = T.alloc_var(accum, T.max(total[0], 1.0))
+            share = T.alloc_var(accum, 1.0 / divisor)
+            T.copy(sums, shares)
             for c in T.Parallel(latent):
-                out[row // inner // middle, row // inner % middle, row % inner, c] = sums[c] / divisor
+                own = T.alloc_var(accum, 0.0)
+                for g in T.serial(groups):
+                    own += shares[g, c]
+                out[row // inner // middle, row // inner % middle, row % inner, c] = own * share
             lse[row] = highest[0] + T.log(divisor)
 
     return combine
-
-
-LEAST_JOINING, MOST_JOINING = 128, 256  # threads that join the parts of a row
 
 
 def combine_parts(
@@ -189,13 +210,18 @@ def combine_parts(
     `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
     """
     splits, width = part.shape[0], part.shape[-1]
-    tiling = joining_for(splits, width)
-    machine.kernel(combine)(out.dtype, part.dtype, width, *tiling)(
+    sharing = sharing_of(splits, width * part.dtype.itemsize)
+    machine.kernel(combine)(out.dtype, part.dtype, width, sharing)(
         part.view(splits, -1, width), part_lse.view(splits, -1), out, lse.view(-1)
     )
 
 
-def joining_for(splits: int, width: int) -> tuple[int, int]:
-    """Return how many parts of a row a block reads together, and its threads. A thread holds at most 128 elements."""
-    ahead = min(power_of_two(splits), max(1, 128 * MOST_JOINING // power_of_two(width)))
-    return ahead, min(MOST_JOINING, max(LEAST_JOINING, ahead * power_of_two(width) // 128))
+MOST_JOINING = 512  # threads that join the parts of a row
+
+
+def sharing_of(splits: int, row_bytes: int) -> Sharing:
+    """Choose how a block's threads share the parts of a row. A thread reads 16 bytes of each of its parts."""
+    readers = power_of_two(max(1, row_bytes // 16))
+    groups = max(2, min(power_of_two(splits), MOST_JOINING // readers))
+    each = min(power_of_two(-(-splits // groups)), MOST_AHEAD)
+    return Sharing(groups, each, min(MOST_JOINING, max(128, groups * readers)))
