@@ -26,7 +26,7 @@ def test_any_number_of_parts(engine, rounds, problems, check):
         splits, width = problems.pick(1, 2, 7, 16, problems.random.randint(1, 40)), problems.pick(8, 64)
         shape = problems.size(3), problems.size(3), problems.size(4)
         dtype = problems.pick(torch.float32, torch.float16)
-        part = problems.tensor(splits, *shape, width, layout="dense")
+        part = problems.tensor(splits, *shape, width, layout="dense").to(problems.pick(torch.float32, torch.float16))
         part_lse = 3 * problems.tensor(splits, *shape, layout="dense")
         unseen = torch.rand(part_lse.shape, generator=problems.generator) < problems.pick(0.0, 0.3, 0.9)
         part_lse = part_lse.masked_fill(unseen, -math.inf)
@@ -49,7 +49,7 @@ def test_an_infinite_part_stays_infinite(engine, problems):
 
 SM_90 = Target("cuda", 90)
 JOINING = {  # by the lines of loads, of values and of log-sum-exps
-    "parts": (2, lambda: combine.on(SM_90)(torch.bfloat16, torch.float32, 512, sharing_of(2, 2048))),
+    "parts": (4, lambda: combine.on(SM_90)(torch.bfloat16, torch.float32, 512, sharing_of(2, 2048))),
     "many parts": (9, lambda: combine.on(SM_90)(torch.half, torch.half, 512, sharing_of(64, 1024))),
     "pieces": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(1, 8))),
     "pieces of two rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(2, 4))),
