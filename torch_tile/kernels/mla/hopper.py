@@ -331,7 +331,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                                 for i in T.Parallel(rows):
                                     lse[(*own, at, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
                             if config.staged:
-                                store_through(q_tile, acc, rescale, out, (*own, at), bx * rows, side * half)
+                                store_through(q_tile, acc, rescale, out, (*own, at), bx * rows, side * half, bulk=True)
                             else:
                                 for i, c in T.Parallel(rows, half):
                                     out[(*own, at, bx * rows + i, side * half + c)] = acc[i, c] * rescale[i]

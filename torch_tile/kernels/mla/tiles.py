@@ -108,17 +108,22 @@ def hide(
 
 @T.macro
 def store_through(
-    tile: Any, acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, column: int = 0
+    tile: Any, acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, column: int = 0, bulk: bool = False
 ) -> None:
     """Store rows of `acc` times their weights to `out` at `place`, from row `first` and column `column` on. They go
-    through a tile, in 16-byte accesses.
+    through a tile, in 16-byte accesses or by `bulk` copies, which are few instructions.
     """
     result = T.alloc_fragment(acc.shape, out.dtype)
     for i, c in T.Parallel(*acc.shape):
         result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
     part = tile[:, column : column + acc.shape[1]]
     T.copy(result, part)
-    T.copy(part, out[(*place, first, column)])
+    if bulk:
+        T.fence_proxy_async()
+        T.sync_threads()
+        T.tma_copy(part, out[(*place, first, column)])
+    else:
+        T.copy(part, out[(*place, first, column)])
 
 
 # Two tiles of positions in halves, which come and go one by one, for MLA decoding by turns (hopper.py).
