@@ -208,7 +208,25 @@ def dtype_of_torch():
     kernel_of(lambda x, A: torch.float16(x))  # here
 
 
+def shape_called():
+    kernel_of(lambda x, A: x + A.shape(0))  # here
+
+
+def opened_tensor():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with A as a:  # here
+            a[0] = 1.0
+
+
+def text_for_a_lane():
+    kernel_of(lambda x, A: T.shfl_xor(x, "1"))  # here
+
+
 CASES = {
+    shape_called: ("python_value", "A.shape(0)"),
+    opened_tensor: ("python_value", "with A as a:"),
+    text_for_a_lane: ("bad_argument", 'T.shfl_xor(x, "1")'),
     nothing_added: ("python_error", "None + 1"),
     division_by_zero: ("python_error", "1 // 0"),
     absent_key: ("python_error", '{"present": 1.0}["absent"]'),
@@ -255,6 +273,9 @@ FIXES = {
     misspelt_reduction: "did you mean `clear`",
     method_of_tensors: "T.reduce_sum",
     dtype_of_torch: "write T.float16(x)",
+    shape_called: "write A.shape[0]",
+    opened_tensor: "T.Kernel(...)",
+    text_for_a_lane: "give a number",
 }
 
 
