@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -143,13 +144,18 @@ def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs
     except Exception as problem:
         if isinstance(problem, TypeError) and problem.__traceback__ and problem.__traceback__.tb_next is None:
             raise bad_call(name, function, str(problem), author_span()) from None  # Python could not even call it
-        if getattr(problem, "code", "") == "bad_operand" and (refused := _misfit(name, function, args, kwargs)):
+        if getattr(problem, "code", "") in ("bad_operand", "reduce_dim") and (
+            refused := _misfit(name, function, args, kwargs)
+        ):
             raise refused from None  # it names the parameter
         if not is_of_python(problem) or not is_of_ours(problem):
             raise
         given = ", ".join([*map(_shown, args), *(f"{key}={_shown(value)}" for key, value in kwargs.items())])
-        why = f"cannot take these arguments: {given} ({type(problem).__name__}: {problem})"
-        raise _misfit(name, function, args, kwargs) or bad_call(name, function, why, author_span()) from problem
+        text = re.sub(r"[\w.]+\.<locals>\.", "", str(problem))
+        why = f"cannot take these arguments: {given} ({type(problem).__name__}: {text})"
+        parameters = ", ".join(inspect.signature(function).parameters)
+        told = error("bad_call", author_span(), name=name, why=why, parameters=parameters)
+        raise _misfit(name, function, args, kwargs) or told from problem
     if refused := _misfit(name, function, args, kwargs):
         raise refused
     return found
@@ -161,6 +167,7 @@ def _misfit(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
     for parameter, value in (*zip(names, args, strict=False), *kwargs.items()) if kinds else ():
         if parameter in kinds and not any(fits(value) for fits, _ in kinds[parameter]):
             fix = CALLS.get(name) or "give " + " or ".join(text for _, text in kinds[parameter])
+            fix = fix.replace("a Handle", "a buffer")
             return error("bad_argument", None, op=f"T.{name}", name=parameter, why=f"is {_shown(value)}", fix=fix)
     return None
 

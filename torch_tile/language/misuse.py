@@ -22,7 +22,7 @@ from torch_tile.language.trace import author_span
 from torch_tile.language.values import Handle
 
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
-_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
+_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')", "divmod": "x // n and x % n"}
 _HAVE = {
     Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); functions, T's or yours, take it: f(A)",
     Region: "a region can be copied, filled, reduced and multiplied by T's functions",

@@ -349,7 +349,12 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
 
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        signature = inspect.signature(function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as problem:
+            fix = f"its parameters are {', '.join(signature.parameters)}"
+            raise error("bad_kernel_call", author_span(), name=function.__name__, why=str(problem), fix=fix) from None
         references = {}
         for name, value in bound.arguments.items():
             if isinstance(value, Load) and takes_reference(function, name, scope):

@@ -111,8 +111,8 @@ def _refuse_missing_inputs(model: Any, args: tuple[Any, ...], named: Mapping[str
     try:
         signature.bind(*args, **named)
     except TypeError as problem:
-        text = f"explain: the model's forward is called with {len(args)} inputs, but {problem}: "
-        raise TypeError(f"{text}give them behind the model, explain(model, *inputs)") from None
+        text = f"explain: the model's forward takes ({', '.join(signature.parameters)}), got {len(args)} inputs"
+        raise TypeError(f"{text}: {problem}; give them behind the model, explain(model, *inputs)") from None
 
 
 def _options(select: str | None, options: Mapping[str, Any] | None, backward: bool) -> dict[str, Any]:
