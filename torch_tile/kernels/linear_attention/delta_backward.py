@@ -227,15 +227,31 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
     return delta_pair_gradients
 
 
+@T.macro
+def dot_states(before: Any, after: Any, products: Any) -> None:
+    """Add products of two tiles in shared memory to `[K, 2]`, half a row to each."""
+    rows, columns = before.shape
+    run = min(8, columns // 2)
+    for i, j in T.Parallel(rows, 2):
+        left, right = (T.alloc_local((run,), before.dtype) for _ in range(2))
+        for m in tuple(range(0, columns // 2, run)):
+            for n in T.vectorized(run):
+                left[n] = before[i, j * (columns // 2) + m + n]
+                right[n] = after[i, j * (columns // 2) + m + n]
+            for n in tuple(range(run)):
+                products[i, j] += T.cast(left[n], products.dtype) * T.cast(right[n], products.dtype)
+
+
 @library_jit
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
-    For each time and head it also stores what states add to sums over a time, as output and input. These come in parts.
+    For each time and head it also stores what states add to sums over a time, as output and input, and for each chunk
+    the dot product of the next state's gradient and the decayed previous state. All three come in parts.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
     parts = T.dynamic("parts")
-    apart = config.key_blocks > 1  # tiles of its own for each product, so that bulk copies of all are on their way
+    stages = config.stages if config.key_blocks > 1 else 1  # more would not fit
 
     @T.prim_func
     def delta_key_gradients(
@@ -254,6 +270,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
         dk: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
         outs: T.Tensor((s.b, s.h, parts, s.length), compute),
         ins: T.Tensor((s.b, s.h, parts, s.length), compute),
+        ends: T.Tensor((s.b, s.h, parts, s.slots_of), compute),
         slots: T.int32,
         scale: compute,
     ):
@@ -269,7 +286,18 @@ def key_gradients(config: Config, spec: Spec) -> Any:
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             left = T.alloc_shared((size,), compute)
-            acc = T.alloc_fragment((size, tile), compute)
+            grad_tile = T.alloc_shared((size, tile), spec.dtype)
+            dv_tile = T.alloc_shared((size, tile), spec.dtype) if spec.delta else grad_tile
+            error_tile = T.alloc_shared((size, tile), spec.dtype)
+            before = T.alloc_shared((tile, tile), spec.dtype)
+            after = T.alloc_shared((tile, tile), spec.dtype)
+            weight = T.alloc_shared((size, size), spec.dtype)
+            of_outputs = T.alloc_fragment((size, tile), compute)
+            of_errors = T.alloc_fragment((size, tile), compute) if spec.delta else of_outputs
+            of_inputs = T.alloc_fragment((size, tile), compute)
+            products = T.alloc_fragment((tile, 2), compute)
+            of_rows = T.alloc_fragment((tile,), compute)
+            total = T.alloc_fragment((1,), compute)
             of_q = T.alloc_fragment((size, tile), compute)
             of_k = T.alloc_fragment((size, tile), compute)
             dot = T.alloc_fragment((size,), compute)
@@ -287,48 +315,50 @@ def key_gradients(config: Config, spec: Spec) -> Any:
                     factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
                     between = T.if_then_else(i < count, final - decays[bz, head, time], 0.0)
                     left[i] = T.if_then_else(i < count, T.exp2(between), 0.0)
-                for kind in (0, 1, 2) if spec.delta else (0, 2):
-                    rows_of, states_of = (grad, dv, errors)[kind], behind if kind == 2 else states
-                    if apart or kind == 0:
-                        row_tile = T.alloc_shared((size, tile), spec.dtype)
-                        state_tile = T.alloc_shared((tile, tile), spec.dtype)
-                    T.clear(acc)
-                    for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=1 if apart else config.stages):
-                        v = n * tile
-                        T.copy(rows_of[bz, first : first + size, head, v : v + tile], row_tile)
-                        T.copy(states_of[bz, slot, head, at : at + tile, v : v + tile], state_tile)
-                        T.gemm(row_tile, state_tile, acc, transpose_B=True)
+                T.clear(of_outputs)
+                T.clear(of_inputs)
+                T.clear(products)
+                if spec.delta:
+                    T.clear(of_errors)
+                for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=stages):
+                    v = n * tile
+                    T.copy(states[bz, slot, head, at : at + tile, v : v + tile], before)
+                    T.copy(grad[bz, first : first + size, head, v : v + tile], grad_tile)
+                    T.gemm(grad_tile, before, of_outputs, transpose_B=True)
+                    T.copy(errors[bz, first : first + size, head, v : v + tile], error_tile)
+                    T.copy(behind[bz, slot, head, at : at + tile, v : v + tile], after)
+                    T.gemm(error_tile, after, of_inputs, transpose_B=True)
+                    if spec.delta:
+                        T.copy(dv[bz, first : first + size, head, v : v + tile], dv_tile)
+                        T.gemm(dv_tile, before, of_errors, transpose_B=True)
+                    dot_states(before, after, products)
+                for i, j in T.Parallel(size, tile):
+                    of_outputs[i, j] *= own[i] * scale
+                dot_rows(of_outputs, q_tile, dot)
+                for i, j in T.Parallel(size, tile):
+                    of_q[i, j] += of_outputs[i, j]
+                if spec.delta:
                     for i, j in T.Parallel(size, tile):
-                        if kind == 0:
-                            acc[i, j] *= own[i] * scale
-                        elif kind == 1:
-                            acc[i, j] *= -own[i]
-                        else:
-                            acc[i, j] *= left[i]
-                    if kind == 0:
-                        dot_rows(acc, q_tile, dot)
-                        if not spec.delta:
-                            for i in T.Parallel(size):
-                                if i < count:
-                                    outs[bz, head, part, first + i] = dot[i]
-                        for i, j in T.Parallel(size, tile):
-                            of_q[i, j] += acc[i, j]
-                    elif kind == 1:
-                        dot_rows(acc, k_tile, more)
-                        for i in T.Parallel(size):
-                            if i < count:
-                                outs[bz, head, part, first + i] = dot[i] + more[i]
-                        for i, j in T.Parallel(size, tile):
-                            of_k[i, j] += acc[i, j]
-                    else:
-                        dot_rows(acc, k_tile, dot)
-                        for i in T.Parallel(size):
-                            if i < count:
-                                ins[bz, head, part, first + i] = dot[i]
-                        for i, j in T.Parallel(size, tile):
-                            of_k[i, j] += acc[i, j] * factor[i]
+                        of_errors[i, j] *= -own[i]
+                    dot_rows(of_errors, k_tile, more)
+                    for i in T.Parallel(size):
+                        dot[i] += more[i]
+                    for i, j in T.Parallel(size, tile):
+                        of_k[i, j] += of_errors[i, j]
+                for i, j in T.Parallel(size, tile):
+                    of_inputs[i, j] *= left[i]
+                dot_rows(of_inputs, k_tile, more)
+                for i, j in T.Parallel(size, tile):
+                    of_k[i, j] += of_inputs[i, j] * factor[i]
+                for i in T.Parallel(size):
+                    if i < count:
+                        outs[bz, head, part, first + i] = dot[i]
+                        ins[bz, head, part, first + i] = more[i]
+                T.reduce_sum(products, of_rows, dim=1)
+                T.reduce_sum(of_rows, total, dim=0)
+                for i in T.Parallel(1):
+                    ends[bz, head, part, slot + i] = total[i] * T.exp2(final)
                 for pairs in (of_queries, others[-1]) if spec.delta else (of_queries,):
-                    weight = T.alloc_shared((size, size), spec.dtype)
                     T.copy(pairs[bz, first : first + size, head, 0:size], weight)
                     if spec.packed:
                         for i, j in T.Parallel(size, size):
@@ -339,48 +369,6 @@ def key_gradients(config: Config, spec: Spec) -> Any:
             store_rows(s, of_k, dk, (bz, first, count, group, at))
 
     return delta_key_gradients
-
-
-@library_jit
-def state_products(config: Config, spec: Spec) -> Any:
-    """Build the kernel for each chunk's dot product of the next state's gradient and the decayed previous state."""
-    s, compute, rows, columns = Sizes(config, spec), spec.compute, config.key_tile, config.key_tile
-
-    @T.prim_func
-    def delta_state_products(
-        states: s.states(),
-        behind: s.states(),
-        decays: s.per_time(),
-        *others: s.table(),
-        ends: T.Tensor((s.b, s.h, s.slots_of), compute),
-        slots: T.int32,
-    ):
-        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
-            if spec.packed:
-                first, count = place_of(s, others[0], slot)
-            else:  # behind the sequence decays stay what they are at its end
-                first, count = slot * config.chunk, config.chunk
-            before = T.alloc_shared((rows, columns), spec.dtype)
-            after = T.alloc_shared((rows, columns), spec.dtype)
-            products = T.alloc_fragment((rows, columns), compute)
-            of_rows = T.alloc_fragment((rows,), compute)
-            total = T.alloc_fragment((1,), compute)
-            T.clear(products)
-            if count > 0:  # else there is no state
-                tiles = T.ceildiv(s.v, columns)
-                for n in T.Pipelined(T.ceildiv(s.k, rows) * tiles, num_stages=config.stages):
-                    k, v = n // tiles * rows, n % tiles * columns
-                    T.copy(states[bz, slot, head, k : k + rows, v : v + columns], before)
-                    T.copy(behind[bz, slot, head, k : k + rows, v : v + columns], after)
-                    for i, j in T.Parallel(rows, columns):
-                        products[i, j] += T.cast(before[i, j], compute) * T.cast(after[i, j], compute)
-            T.reduce_sum(products, of_rows, dim=1)
-            T.reduce_sum(of_rows, total, dim=0)
-            for i in T.Parallel(1):
-                ends[bz, head, slot + i] = total[i] * T.exp2(decays[bz, head, T.max(first + count - 1, 0)])
-
-    return delta_state_products
 
 
 @library_jit
@@ -395,7 +383,7 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
         ins: s.per_time(),
         state_outs: T.Tensor((s.b, s.h, parts, s.length), compute),
         state_ins: T.Tensor((s.b, s.h, parts, s.length), compute),
-        ends: T.Tensor((s.b, s.h, s.slots_of), compute),
+        ends: T.Tensor((s.b, s.h, parts, s.slots_of), compute),
         betas: s.per_time(),
         *others: [*s.table(), *([T.Tensor((s.b, s.length, s.h), spec.beta)] if spec.delta else [])],
         dg: T.Tensor((s.b, s.length, s.h), spec.g),
@@ -424,7 +412,8 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
             T.reduce_sum(to_state, end, dim=1)
             T.cumsum(logs, dim=1, reverse=True)
             for i in T.Parallel(HEADS):
-                end[i] += ends[bz, T.min(bx * HEADS + i, s.h - 1), slot]
+                for n in T.serial(parts):
+                    end[i] += ends[bz, T.min(bx * HEADS + i, s.h - 1), n, slot]
             for i, j in T.Parallel(HEADS, size):
                 if j < count:
                     dg[bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)
@@ -530,14 +519,25 @@ def gradients_of_heads(
 ) -> None:
     """Write the gradients of q, k, g and beta where heads decay as a whole."""
     table, launch, times = chunks.table, (chunks.slots, chunks.scale), (chunks.decays, chunks.betas)
-    states = found.states, found.behind
-    ends = chunks.empty(chunks.batch, chunks.heads, chunks.slots + 1)
-    chunks.run(state_products, *states, chunks.decays, *table, ends, chunks.slots)
     tiles = -(-chunks.keys // chunks.config.key_tile)
-    sums = [chunks.empty(chunks.batch, chunks.heads, tiles, chunks.length) for _ in range(2)]
-    operands = chunks.q, chunks.k, grad, dv, errors, *states, found.of_queries, *times, *table, *found.of_keys
+    sums = [
+        chunks.empty(chunks.batch, chunks.heads, tiles, n) for n in (chunks.length, chunks.length, chunks.slots + 1)
+    ]
+    operands = (
+        chunks.q,
+        chunks.k,
+        grad,
+        dv,
+        errors,
+        found.states,
+        found.behind,
+        found.of_queries,
+        *times,
+        *table,
+        *found.of_keys,
+    )
     chunks.run(key_gradients, *operands, found.dq, found.dk, *sums, *launch)
-    operands = found.outs, found.ins, *sums, ends, chunks.betas, *table, *found.dbeta, found.dg, chunks.slots
+    operands = found.outs, found.ins, *sums, chunks.betas, *table, *found.dbeta, found.dg, chunks.slots
     chunks.run(decay_gradients, *operands)
 
 

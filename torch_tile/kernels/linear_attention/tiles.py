@@ -21,6 +21,7 @@ HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
 FEW_VALUES = 16
 FUSED_VALUES = 64  # rows of wgmma
+BASE = 32  # times whose triangle is inverted by forward substitution
 
 
 def most_keys(dtype: torch.dtype) -> int:
@@ -335,36 +336,34 @@ def store_rows(s: Any, tile: Any, out: Any, place: tuple[Any, ...]) -> None:
 
 
 @T.macro
-def multiply(a: Any, row: Any, at: Any, b: Any, first: Any, column: Any, depth: int, shape: tuple[int, int]) -> Any:
-    """Return elements of a product, by rows, for one thread: rows of `a` from (row, at) on, columns of `b` from (first,
-    column) on. Both are in shared memory, and are loaded by vectors.
-    """
-    (tall, wide), run = shape, min(4, depth)
-    total = T.alloc_local((tall * wide,), a.dtype)
-    left, right = T.alloc_local((tall * run,), a.dtype), T.alloc_local((run * wide,), a.dtype)
-    for n in tuple(range(tall * wide)):
-        total[n] = 0.0
-    for k in T.serial(depth // run):
-        for m in tuple(range(tall)):
-            for n in T.vectorized(run):
-                left[m * run + n] = a[row + m, at + k * run + n]
-        for m in tuple(range(run)):
-            for n in T.vectorized(wide):
-                right[m * wide + n] = b[first + k * run + m, column + n]
-        for m in tuple(range(run)):
-            for n in tuple(range(tall * wide)):
-                total[n] += left[n // wide * run + m] * right[m * wide + n % wide]
-    return total
+def split(values: Any, row: Any, column: Any, parts: list[Any]) -> None:
+    """Write values from (row, column) on as the sum of two tiles of 16 bits, which hold 16 significant bits."""
+    high, low = parts
+    for i, j in T.Parallel(*high.shape):
+        value = values[row + i, column + j]
+        rounded = T.cast(value, high.dtype)
+        high[i, j] = rounded
+        low[i, j] = T.cast(value - T.cast(rounded, values.dtype), low.dtype)
 
 
 @T.macro
-def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
+def multiply(left: list[Any], right: list[Any], product: Any) -> None:
+    """Multiply two tiles that `split` wrote, but not their low parts, on tensor cores."""
+    T.gemm(left[0], right[0], product, clear_accum=True)
+    T.gemm(left[0], right[1], product)
+    T.gemm(left[1], right[0], product)
+
+
+@T.macro
+def invert_triangle(lower: Any, inverse: Any) -> None:
     """Invert I + lower, which is strictly lower triangular `[C, C]` in shared memory; what is above it has no effect.
 
-    Columns of diagonal blocks of `base` are found by forward substitution. Two inverted blocks on the diagonal then
-    give the block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`. `lower` is overwritten.
+    Columns of diagonal blocks are found by forward substitution. Two inverted blocks on the diagonal then give the
+    block below the first: of `[[A, 0], [L, B]]` it is `-B^-1 L A^-1`. Where keys are much alike its terms cancel, so
+    these products have 16 significant bits.
     """
     size, dtype = lower.shape[0], lower.dtype
+    base = min(BASE, size)
     for i, j in T.Parallel(size, size):
         inverse[i, j] = 0.0
     for c in T.Parallel(size):
@@ -378,33 +377,28 @@ def invert_triangle(lower: Any, inverse: Any, scratch: Any, base: int) -> None:
             for j in tuple(range(i)):
                 column[i] -= row[j] * column[j]
             inverse[begin + i, c] = column[i]
-    half, tall, wide = base, min(4, base), min(2, base)  # a thread computes tall x wide elements of a product at once
+    half = base
     while half < size:
-        for i, j in T.Parallel(size // 2 // tall, half // wide):
-            begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
-            total = multiply(lower, begin + half + row, begin, inverse, begin, begin + column, half, (tall, wide))
-            for n in tuple(range(tall * wide)):
-                scratch[i * tall + n // wide, column + n % wide] = total[n]
-        for i, j in T.Parallel(size // 2 // tall, half // wide):
-            begin, row, column = i * tall // half * 2 * half, i * tall % half, j * wide
+        left, right = ([T.alloc_shared((half, half), "bfloat16") for _ in range(2)] for _ in range(2))
+        product = T.alloc_fragment((half, half), dtype)
+        for begin in tuple(range(0, size, 2 * half)):
             at = begin + half
-            total = multiply(inverse, at + row, at, scratch, i * tall - row, column, half, (tall, wide))
-            # Not to `inverse`, which the loop reads: threads would have to take turns. L is no longer needed.
-            for n in tuple(range(tall * wide)):
-                lower[at + row + n // wide, begin + column + n % wide] = -total[n]
-        for i, j in T.Parallel(size // 2, half):
-            row, column = i // half * 2 * half + half + i % half, i // half * 2 * half + j
-            inverse[row, column] = lower[row, column]
+            split(lower, at, begin, left)
+            split(inverse, begin, begin, right)
+            multiply(left, right, product)
+            split(inverse, at, at, left)
+            split(product, 0, 0, right)
+            multiply(left, right, product)
+            for i, j in T.Parallel(half, half):
+                inverse[at + i, begin + j] = -product[i, j]
         half = half * 2
 
 
 @T.macro
 def store_inverse(s: Any, lower: Any, out: Any, place: tuple[Any, ...]) -> None:
     """Store the rows of the inverse of I + lower as `store_rows` does."""
-    size = s.config.chunk
-    inverse = T.alloc_shared((size, size), s.spec.compute)
-    scratch = T.alloc_shared((size // 2, size // 2), s.spec.compute)
-    invert_triangle(lower, inverse, scratch, s.config.base)
+    inverse = T.alloc_shared(lower.shape, s.spec.compute)
+    invert_triangle(lower, inverse)
     store_rows(s, inverse, out, place)
 
 
