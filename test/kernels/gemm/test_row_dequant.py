@@ -12,7 +12,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import prepare
-from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, footprint, spec_for
+from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, held
 from torch_tile.kernels.gemm.tiling import Config
 
 HOPPER = Machine(Target("cuda", 90), 132)
@@ -21,6 +21,8 @@ SCHEMES = {
     "uint4": Scheme(U8, 4, group=128, offset=8, scale=BF16),
     "uint4 with zeros": Scheme(U8, 4, high_first=True, group=128, zero=U8, scale=HALF, a=HALF),
     "zeros of bfloat16": Scheme(U8, 4, group=64, zero=BF16, scale=BF16),
+    "nf4": Scheme(U8, 4, high_first=True, group=64, format="nf4", a=HALF),
+    "e2m1": Scheme(U8, 4, group=128, scale=BF16, format="e2m1"),
 }
 
 
@@ -39,13 +41,13 @@ def product(problems, scheme, n, k, count=1):
 def test_random_problems(scheme, count, engine, problems, check):
     """Odd numbers of rows of weights, last steps of K that are cut off, and blocks with several or no tiles."""
     scheme = SCHEMES[scheme]
-    n, k = problems.size(40), 16 * scheme.group * problems.size(3)
+    n, k = problems.size(40), scheme.group * (1 + problems.size(40))
     args = product(problems, scheme, n, k, count)
     args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums
-    spec, problem, tensors = prepare(args, HOPPER)
-    spec = spec_for(spec, problem, tensors, HOPPER)
-    rows, columns = problems.pick(64, 128), problems.pick(256, 512) if count == 1 else 256
-    config = Config(SLICES, rows, columns, 2 * rows, 2, blocks=problems.pick(1, 2, 5))
+    spec, _, tensors = prepare(args, HOPPER)
+    rows, blocks = problems.pick(64, 128), problems.pick(1, 2, 5)
+    stages, resident = problems.pick(1, 2, 3), problems.pick(1, 2)
+    config = Config(SLICES, rows, scheme.group, 2 * rows, stages, blocks=blocks, resident=resident)
     out = torch.full((1, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
     want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
@@ -56,22 +58,27 @@ def test_which_products_fit(problems):
     def fit(scheme=SCHEMES["uint4"], n=40, k=1024, machine=HOPPER, rows=1):
         args = product(problems, scheme, n, k)
         args = args._replace(a=args.a.expand(rows, k).contiguous())
-        spec, problem, tensors = prepare(args, machine)
-        return spec_for(spec, problem, tensors, machine)
+        spec, problem, _ = prepare(args, machine)
+        return fits(spec, problem, machine)
 
-    zeros = SCHEMES["uint4 with zeros"]
-    assert fit() and fit(n=1) and fit(k=4096 + 1024) and fit(zeros, k=2048)
-    assert not fit(zeros) and not fit(k=1024 + 128)
-    assert not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108)) and not fit(n=1 << 15, k=1 << 13)
+    assert fit() and fit(n=1) and fit(k=1024 + 128)
+    assert all(fit(scheme) != bool(scheme.format) for scheme in SCHEMES.values())
+    assert not fit(n=1 << 15, k=1 << 13) and not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108))
     assert not fit(Scheme(U8, 4, group=32, scale=HALF, a=HALF)) and not fit(Scheme(I8, 8, group=128, scale=HALF))
-    assert not fit(Scheme(U8, 4, scale=HALF, a=HALF)) and not fit(Scheme(U8, 4, group=64, format="nf4"))
+    assert not fit(Scheme(U8, 4, scale=HALF, a=HALF))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tilings_fit(scheme, problems):
-    for count, k in itertools.product((1, 2), (2048, 4096, 6144, 14336)):
-        spec, problem, tensors = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
-        spec = spec_for(spec, problem, tensors, HOPPER)
+    for count, k in itertools.product((1, 2), (2048, 4096, 6144, 11008, 14336, 28672)):
+        spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
         config = config_for(problem, spec, HOPPER)
-        assert config is not None and k % config.block_k == 0 and config.block_k % problem.group == 0
-        assert config.stages >= 2 and footprint(config, spec, True).fits(HOPPER.target)
+        assert config is not None and config.block_k == problem.group
+        bytes_ = footprint(config, spec, held(config, k // problem.group)).bytes
+        assert config.resident * bytes_ <= HOPPER.target.shared_limit
+        assert k < 16384 or config.resident > 1 or SCHEMES[scheme].format
+
+
+def test_rows_too_long_for_shared_memory_do_not_fit(problems):
+    spec, problem, _ = prepare(product(problems, SCHEMES["uint4"], 8, 1 << 17), HOPPER)
+    assert config_for(problem, spec, HOPPER) is None

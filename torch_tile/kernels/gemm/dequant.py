@@ -380,10 +380,11 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
-    sliced = row_dequant.spec_for(spec, problem, tensors, machine) if config is None else None
-    if sliced is not None and (found := row_dequant.config_for(problem, sliced, machine)) is not None:
-        row_dequant.run(sliced, tensors, out, found, machine)
-        return
+    if config is None and row_dequant.fits(spec, problem, machine):
+        found = row_dequant.config_for(problem, spec, machine)
+        if found is not None:
+            row_dequant.run(spec, tensors, out, found, machine)
+            return
     config = config or config_for(problem, machine)
     if config is None:
         out.copy_(reference(*args))

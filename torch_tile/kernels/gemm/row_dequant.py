@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multiply one row by weights of 4 bits: eight slices of the row's columns take the places of eight rows.
 
-Tensor cores multiply tiles of 16 x 8 at least. For one row, seven of eight columns would be idle. Here a step of K
-is cut into slices. Row `s * rows + j` of the tile is slice `s` of row `j` of the weights. Column `s` of the other
+Tensor cores multiply tiles of 16 x 8 at least. For one row, seven of eight columns would be idle. Here K is cut into
+slices of a group each. Row `j * 8 + s` of a tile is slice `s` of row `j` of the weights. Column `s` of the other
 operand is slice `s` of a. A result is the sum of the product's entries where both slices are the same. So a block has
-few rows of the weights, and all multiprocessors have equally many. May assume what `dequant.prepare` describes.
+few rows of the weights. A warp reads eight groups of one row at once, which lie side by side in memory.
+May assume what `dequant.prepare` describes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, start_early, strided, typical, vector_of
-from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
+from torch_tile.kernels.common import Machine, round_up, start_early, strided, typical
+from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import Piece, Problem, Spec, finish, weight
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
@@ -50,189 +52,212 @@ class Group:
         return slot // 8 % 4 * 2 + slot % 2
 
 
-@T.macro
-def multiply(config: Config, spec: Spec, a: Any, operands: Sequence[Any], col: Any, steps: Any) -> Any:
-    """Compute the products of all pairs of slices of one tile: the rows of the weights from `col` on."""
-    bn, bk, storage = config.block_n, config.block_k, spec.storage
-    rows, words, groups = bn // SLICES, bk // storage.fields, bk // storage.group
-    bs, scales, zeros, _ = spec.sort(operands)
-    a_tile = T.alloc_shared((SLICES, bk), spec.operand)
-    tiles, products = list[Any](), list[Any]()
-    for _ in bs:
-        b_tile = T.alloc_shared((rows, SLICES * words), storage.words)
-        beside: list[Any] = [
-            T.alloc_shared((rows, SLICES * groups), kind.dtype) if kind else None
-            for kind in (storage.scale, storage.zero)
+class Fetched:
+    """Words, scales and zeros of one matrix in registers. A block loads each group of a step a step ahead.
+
+    Nothing passes through shared memory. So many warps have their own loads in flight, and none waits for another.
+    """
+
+    def __init__(self, config: Config, words: tuple[Any, int], kinds: Sequence[Any], given: Sequence[Any]):
+        """Allocate registers for a step of `given`: a matrix, its scales and its zeros, or None. `words` are the dtype
+        and the number of words of a group, and `kinds` describe scales and zeros.
+        """
+        (dtype, self.words), self.kinds, self.given = words, kinds, given
+        self.groups = [
+            [
+                T.alloc_fragment((config.block_n, self.words), dtype),
+                *(kind and T.alloc_fragment((config.block_n, 1), kind.dtype) for kind in kinds),
+            ]
+            for _ in range(config.stages)
         ]
-        tiles.append((b_tile, *beside))
-        product = T.alloc_fragment((bn, SLICES), "float32")
+
+    def fetch(self, number: int, col: Any, step: Any) -> None:
+        """Begin to load the group of that number of each slice in a step. `col` is the first row of the weights."""
+        words, *factors = self.groups[number]
+        first = (step * len(self.groups) + number) * SLICES
+        for r, i in T.Parallel(*words.shape):
+            words[r, i] = self.given[0][col + r // SLICES, (first + r % SLICES) * self.words + i]
+        for kind, source, found in zip(self.kinds, self.given[1:], factors, strict=True):
+            if kind:
+                for r, i in T.Parallel(*found.shape):
+                    found[r, i] = source[kind.place(col + r // SLICES, first + r % SLICES + i)]
+
+
+@T.macro
+def multiply(
+    config: Config, spec: Spec, row: Any, matrices: Sequence[Any], table: Any, cols: tuple[Any, Any], steps: Any
+) -> Any:
+    """Compute the products of all pairs of slices of one tile. `cols` are the first rows of its weights, and of those
+    of the next tile. The first step of that is loaded beside the last one of this tile.
+    """
+    products = list[Any]()
+    for _ in matrices:
+        product = T.alloc_fragment((config.block_n, SLICES), "float32")
         T.clear(product)
         products.append(product)
-    for step in T.Pipelined(steps, num_stages=config.stages):
-        T.copy(a[step * SLICES, 0], a_tile)
-        for number, (b_tile, scale_tile, zero_tile) in enumerate(tiles):
-            T.copy(bs[number][col, step * SLICES * words], b_tile)
-            for given, tile in ((scales, scale_tile), (zeros, zero_tile)):
-                if tile is not None:
-                    T.copy(given[number][col, step * SLICES * groups], tile)
-        for (b_tile, scale_tile, zero_tile), product in zip(tiles, products, strict=True):
-            sums = [T.alloc_fragment((bn, SLICES), "float32") for _ in range(groups)]
-            factors: list[Any] = [
-                [of_slices(spec, kind, tile, rows, groups, number) for number, _ in enumerate(sums)]
-                for kind, tile in ((storage.scale, scale_tile), (storage.zero, zero_tile))
-            ]
-            for number, (total, zero) in enumerate(zip(sums, factors[1], strict=True)):
-                add_group(spec, (a_tile, b_tile), (rows, words, number), zero, total)
-            for total, scale in zip(sums, factors[0], strict=True):
-                for r, s in T.Parallel(bn, SLICES):
-                    product[r, s] += total[r, s] * T.cast(scale[r, 0], "float32")
+    for step in T.serial(steps - 1):
+        add_step(config, spec, row, matrices, table, products, step, (cols[0], step + 1))
+    add_step(config, spec, row, matrices, table, products, steps - 1, (cols[1], 0))
     return products
 
 
 @T.macro
-def add_group(
-    spec: Spec, operands: tuple[Any, Any], place: tuple[int, int, int], zero: Any, total: Any
+def add_step(
+    config: Config, spec: Spec, row: Any, matrices: Sequence[Any], table: Any, products: Sequence[Any], step: Any,
+    following: tuple[Any, Any],
 ) -> None:  # fmt: skip
-    """Multiply one group of each slice. `place` is the rows of the tile, the words of a slice, and the group."""
-    (a_tile, b_tile), (rows, words, number), width, fields = operands, place, spec.storage.group, spec.storage.fields
-    group, piece = Group(width), Piece(0, width, width)
-    found = T.alloc_fragment((SLICES * rows, width // fields), b_tile.dtype)
-    for r, word in T.Parallel(SLICES * rows, width // fields):
-        found[r, word] = b_tile[r % rows, r // rows * words + number * (width // fields) + word]
-    weights = T.alloc_fragment((SLICES * rows, width), spec.operand)
-    for r, c in T.Parallel(SLICES * rows, width):
-        weights[r, c] = T.cast(
-            weight(spec, found[r, group.word(c, fields)], group.field(c), r, piece, None, zero, None), spec.operand
-        )
-    loaded, columns = (T.alloc_fragment((SLICES, width), spec.operand) for _ in range(2))
-    T.copy(a_tile[0, number * width], loaded)
-    for s, c in T.Parallel(SLICES, width):
-        columns[s, c] = loaded[s, group.column(c)]
-    T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+    """Add the products of one step, and begin to load the `following` one: the first row of its weights, and its
+    number.
+    """
+    width = spec.storage.group
+    for number, _ in enumerate(matrices[0].groups):
+        loaded, columns = (T.alloc_fragment((SLICES, width), spec.operand) for _ in range(2))
+        T.copy(row[(step * config.stages + number) * SLICES, 0], loaded)
+        for s, c in T.Parallel(SLICES, width):
+            columns[s, c] = loaded[s, Group(width).column(c)]
+        for matrix, product in zip(matrices, products, strict=True):
+            words, scales, zeros = matrix.groups[number]
+            scale, zero = converted(spec, spec.storage.scale, scales), converted(spec, spec.storage.zero, zeros)
+            weights = widened(spec, words, zero, table)
+            matrix.fetch(number, *following)
+            total = T.alloc_fragment(product.shape, "float32")
+            T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            for r, s in T.Parallel(*product.shape):
+                product[r, s] += total[r, s] * T.cast(scale[r, 0], "float32")
 
 
 @T.macro
-def of_slices(spec: Spec, kind: Any, tile: Any, rows: int, groups: int, number: int) -> Any:
-    """Read the scale or zero of each slice's group of that number. None if there is none."""
-    if tile is None:
+def widened(spec: Spec, words: Any, zero: Any, table: Any) -> Any:
+    """Unpack the weights of a group of each slice."""
+    width, fields, rows = spec.storage.group, spec.storage.fields, words.shape[0]
+    group, piece = Group(width), Piece(0, width, width)
+    weights = T.alloc_fragment((rows, width), spec.operand)
+    for r, c in T.Parallel(rows, width):
+        weights[r, c] = T.cast(
+            weight(spec, words[r, group.word(c, fields)], group.field(c), r, piece, None, zero, table, c), spec.operand
+        )
+    return weights
+
+
+@T.macro
+def converted(spec: Spec, kind: Any, stored: Any) -> Any:
+    """Convert the scales or zeros of a group of each slice. None if there are none."""
+    if stored is None:
         return None
-    factor = T.alloc_fragment((SLICES * rows, 1), spec.taken(kind))
-    for r, i in T.Parallel(SLICES * rows, 1):
-        stored = tile[r % rows, r // rows * groups + number + i]
-        factor[r, i] = kind.value(stored, factor.dtype) if kind.power else T.cast(stored, factor.dtype)
-    return factor
+    found = T.alloc_fragment(stored.shape, spec.taken(kind))
+    for r, i in T.Parallel(*stored.shape):
+        found[r, i] = kind.value(stored[r, i], found.dtype) if kind.power else T.cast(stored[r, i], found.dtype)
+    return found
 
 
 @library_jit
-def row_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for one row a, given as pieces of `block_k` columns.
+def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for one row a, given as groups, of which a block holds
+    `held`.
 
-    `config.blocks` blocks take one tile of the weights after the other.
+    `config.blocks` blocks take one tile of the weights after the other. A step has `config.stages` groups of a slice.
     """
-    rows, bk = config.block_n // SLICES, config.block_k
+    rows, storage = config.block_n // SLICES, spec.storage
     m, n, _, _, types = spec.types()
-    pieces = T.dynamic("pieces")
+    groups = T.dynamic("pieces")
 
     @T.prim_func
     def row_dequant_gemm(
-        a: strided("a", (pieces, bk), spec.product.dtype, multiple=spec.product.vector), *operands: types,
+        a: strided("a", (groups, storage.group), spec.product.dtype, multiple=spec.product.vector), *operands: types,
         out: T.Tensor((m, n), spec.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(config.blocks, threads=config.threads) as block:
+            T.annotate_min_blocks_per_sm(config.resident)
+            table = pairs_of(storage.format, storage.high_first, spec.operand) if storage.coded else None
             start_early()
-            parts = [T.alloc_shared((config.block_n, SLICES), "float32") for _ in spec.storage.transposed]
+            bs, scales, zeros, _ = spec.sort(operands)
+            nothing = [None] * len(bs)
+            given = zip(bs, scales or nothing, zeros or nothing, strict=True)
+            words, kinds = (storage.words, storage.group // storage.fields), (storage.scale, storage.zero)
+            matrices = [Fetched(config, words, kinds, each) for each in given]
+            for matrix in matrices:
+                for number, _ in enumerate(matrix.groups):
+                    matrix.fetch(number, block * rows, 0)
+            row = T.alloc_shared((held, storage.group), spec.operand)
+            T.copy(a[0, 0], row)
+            parts = [T.alloc_shared((config.block_n, SLICES), "float32") for _ in matrices]
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
-                products = multiply(config, spec, a, operands, col, T.ceildiv(pieces, SLICES))
+                cols = col, col + config.blocks * rows
+                steps = T.ceildiv(groups, SLICES * config.stages)
+                products = multiply(config, spec, row, matrices, table, cols, steps)
                 for part, product in zip(parts, products, strict=True):
                     T.copy(product, part)
                 for j in T.Parallel(rows):
                     if col + j < n:
-                        sums = [sum(part[s * rows + j, s] for s in range(SLICES)) for part in parts]
+                        sums = [sum(part[j * SLICES + s, s] for s in range(SLICES)) for part in parts]
                         out[0, col + j] = finish(spec, sums, operands, 0, col + j)
 
     return row_dequant_gemm
 
 
-def spec_for(spec: Spec, problem: Problem, tensors: Sequence[torch.Tensor], machine: Machine) -> Spec | None:
-    """Return the spec with scales and zeros that bulk copies bring, or None if this kernel cannot compute the product.
-
-    The weights are words of int32 whose groups have a scale each. Rows of all operands are whole pieces of 16 bytes.
-    """
-    storage, count, sizes = spec.storage, len(spec.storage.transposed), typical(problem)
-    if (
-        isinstance(problem.m, torch.SymInt)  # another call may have more rows
-        or isinstance(problem.k, torch.SymInt)
-        or problem.m != 1
-        or not (machine.is_gpu and machine.target.has_wgmma and problem.aligned)
-        or storage.words != torch.int32
-        or storage.format
-        or storage.group < LEAST_GROUP
-        or not storage.scale
-        or problem.k % storage.group
-        or not verdict("dequant.slices", machine.target, False, weights=sizes.n * sizes.k * sizes.products)
-    ):
-        return None
-    changes: dict[str, Any] = {}
-    first = 1 + count
-    for name, kind in (("scale", storage.scale), ("zero", storage.zero)):
-        if kind:
-            factors, first = tensors[first : first + count], first + count
-            if kind.transposed or vector_of(factors, [x.shape[-1] for x in factors]) == 1:
-                return None
-            changes[name] = replace(kind, whole=PIECE_BYTES // kind.dtype.itemsize)
-    return replace(spec, storage=replace(storage, **changes))
+def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether this kernel can compute a product: of one row by words of int32 whose groups have a scale each."""
+    storage, sizes = spec.storage, typical(problem)
+    weights = sizes.n * sizes.k * sizes.products
+    return (
+        not isinstance(problem.m, torch.SymInt)  # another call may have more rows
+        and not isinstance(problem.k, torch.SymInt)
+        and problem.m == 1
+        and machine.is_gpu
+        and problem.aligned
+        and storage.words == torch.int32
+        and storage.group >= LEAST_GROUP
+        and bool(storage.scale)
+        and problem.k % storage.group == 0
+        and verdict("dequant.slices", machine.target, False, weights=weights, coded=problem.coded)
+    )
 
 
 def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
     """Launch the product of one row and the other operands of `dequant.prepare` into `out`."""
     a, *operands = tensors
-    machine.kernel(row_dequant_matmul)(config, spec)(a.view(-1, config.block_k), *operands, out)
+    groups = a.view(-1, spec.storage.group)
+    machine.kernel(row_dequant_matmul)(config, spec, held(config, len(groups)))(groups, *operands, out)
 
 
 # Tilings. They change the speed, never the result.
 
 ROWS, THREADS = 128, 256  # of a tile, and of a block
 LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
-PIECE_BYTES = 16  # of a row, at which bulk copies begin
-LONGEST, LONGEST_OF_SEVERAL = 256, 512  # columns of a slice in a step, of one matrix and of several
-MOST_STAGES = 6
+AHEAD = 256  # columns of a slice in a step, of all matrices together
+RESIDENT = 2, 3, 1  # blocks of a multiprocessor: four would have no registers for a step
+
+
+def held(config: Config, groups: int) -> int:
+    """Return the number of groups of a row, rounded up to whole steps."""
+    return round_up(groups, SLICES * config.stages)
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
-    """Choose the tiling of a product that `spec_for` allows. None if no step fits.
+    """Choose the tiling of a product that `fits`. None if no block can hold the row.
 
-    A step has whole groups, and K whole pieces of a slice's columns. Of those steps that leave the least of the last
-    one empty it is the longest.
+    Two or three blocks share a multiprocessor, whichever leaves fewer tiles to the fullest one.
     """
-    storage, best = spec.storage, None
-    factors = [kind.dtype.itemsize for kind in (storage.scale, storage.zero) if kind]
-    longest = LONGEST if problem.products == 1 else LONGEST_OF_SEVERAL
-    for bk in (size for size in (512, 256, 128, 64) if size <= longest):
-        pieces = all(SLICES * (bk // storage.group) * size % PIECE_BYTES == 0 for size in factors)
-        if bk % storage.group or problem.k % bk or not pieces:
-            continue
-        config = Config(SLICES, ROWS, bk, THREADS, stages=2, blocks=machine.num_sms)
-        steps = -(-problem.k // (SLICES * bk))
-        if (best is None or steps * bk < best[0]) and footprint(config, spec, True).fits(machine.target):
-            best = steps * bk, config
-    if best is None:
-        return None
-    config = best[1]
-    stages = most_stages(
-        lambda count: footprint(replace(config, stages=count), spec, True), range(MOST_STAGES, 0, -1), machine.target
-    )
-    return replace(config, stages=stages)
+    group, tiles = spec.storage.group, -(-typical(problem).n * SLICES // ROWS)
+    stages = max(1, AHEAD // group // problem.products)
+    configs = [
+        Config(SLICES, ROWS, group, THREADS, stages, blocks=count * machine.num_sms, resident=count)
+        for count in RESIDENT
+    ]
+    fitting = [config for config in configs if shares(config, spec, problem.k // group, machine)]
+    return min(fitting, key=lambda config: -(-tiles // config.blocks) * max(2, config.resident), default=None)
 
 
-def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
-    """Compute the shared memory of slices of a, words, scales, zeros, and what warps add up."""
-    rows, bk, storage = config.block_n // SLICES, config.block_k, spec.storage
-    loop, products = (Part.LOOP,), len(storage.transposed)
-    tiles = [Tile(SLICES, bk, 8 * spec.operand.itemsize, config.stages, loop)]
-    tiles += [Tile(rows, SLICES * bk, storage.bits, config.stages, loop)] * products
-    for kind in filter(None, (storage.scale, storage.zero)):
-        columns = SLICES * bk // storage.group
-        tiles += [Tile(rows, columns, 8 * kind.dtype.itemsize, config.stages, loop)] * products
-    tiles += [Tile(config.block_n, SLICES, 32, bulk=False)] * products
-    return Footprint(tuple(tiles), bulk)
+def shares(config: Config, spec: Spec, groups: int, machine: Machine) -> bool:
+    """Return whether a multiprocessor has shared memory for all of its blocks, whose rows have so many groups."""
+    one = footprint(config, spec, held(config, groups)).bytes
+    return config.resident * one <= machine.target.shared_limit
+
+
+def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
+    """Compute the shared memory of the groups of a row, a table, and what lanes add up."""
+    operand = 8 * spec.operand.itemsize
+    tiles = [Tile(held, config.block_k, operand)]
+    tiles += [Tile(config.block_n, SLICES, 32) for _ in spec.storage.transposed]
+    return Footprint((*tiles, Tile(1, TABLE, operand)) if spec.storage.coded else tuple(tiles), bulk)
