@@ -45,7 +45,7 @@ def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
-    """Look at the arguments of a function that is called often, or in graphs, once its call has failed."""
+    """Decorate a function to explain wrong arguments after a call failed, so that calls stay fast."""
     from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
 
     @functools.wraps(function)

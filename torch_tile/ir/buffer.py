@@ -124,12 +124,12 @@ class Region(NotAValue, Node):
 
     @property
     def extents(self) -> tuple[Expr, ...]:
-        """Extent in each dimension of the buffer."""
+        """Return the extent in each dimension of the buffer."""
         return tuple(r.extent for r in self.ranges)
 
     @property
     def starts(self) -> tuple[Expr, ...]:
-        """First index in each dimension of the buffer."""
+        """Return the first index in each dimension of the buffer."""
         return tuple(r.start for r in self.ranges)
 
     @property

@@ -55,17 +55,17 @@ def shfl_down(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Ex
 
 
 def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_sync(value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_up(value, offset, width, mask)
 
 
 def tvm_warp_shuffle_down(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_down(value, offset, width, mask)
 
 

@@ -45,7 +45,7 @@ class Linear(nn.Linear):
         self.activation: str = check_activation(activation)
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """From `[..., K]` and a residual `[..., N]` to `[..., N]`."""
+        """Map `[..., K]` and a residual `[..., N]` to `[..., N]`."""
         out: torch.Tensor = torch.ops.tile.linear.default(input, self.weight, self.bias, residual, self.activation)
         return out
 

@@ -237,7 +237,7 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
 
 
 def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
-    """Let an operator's Python form refuse values that torch would take for others; see `_refuse_kind`."""
+    """Wrap an operator's Python form: refuse arguments that torch would silently take as another kind."""
     hints = hints_of(operator.args)
     kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints.items()}
     names = list(inspect.signature(form).parameters)
