@@ -10,7 +10,6 @@ which take them; over float8 operands our own kernel over the same numbers in bf
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import tilelang_kernels
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, inductor, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.attention.forward import reference
@@ -200,7 +199,7 @@ def rivals_of(
         "FA2": lambda: partial(through, SDPBackend.FLASH_ATTENTION, sdpa),
         "FA3": partial(flash_attention_3, s, q, k, v),
     }
-    if not s.is_decode and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
+    if not s.is_decode and s.dtype == BF16:
         rivals["FA4"] = partial(flash_attention_4, s, q, k, v)
         if not s.v_d:
             rivals["TileOPs"] = partial(tile_ops, s, q, k, v)
@@ -256,12 +255,11 @@ def tile_ops(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Cal
 def flex(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()
     mask = None
     if s.causal:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, s.queries, s.keys, device=q.device.type)
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return partial(compiled, q, k, v, block_mask=mask, enable_gqa=s.heads != s.kv_heads)
+    attend = partial(flex_attention, block_mask=mask, enable_gqa=s.heads != s.kv_heads)
+    return inductor(attend, q, k, v)
 
 
 def tilelang(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -122,7 +121,7 @@ def rivals_of(
     found: dict[str, Prepare] = {
         name: partial(through_autograd, backend, s, q, k, v, mask, grad) for name, backend in of_torch
     }
-    if device == "cuda" and not s.mask and s.dtype == BF16 and importlib.util.find_spec("rivals") is not None:
+    if device == "cuda" and not s.mask and s.dtype == BF16:
         found["FA4"] = partial(flash_attention_4, s, q, k, v, grad)
         if not s.v_d:
             found["TileOPs"] = partial(tile_ops, s, q, k, v, grad)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import tilelang_kernels
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, inductor, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.gemm.gemm import gemm, reference
@@ -99,9 +99,8 @@ def case(
 
 def triton(a: torch.Tensor, b: torch.Tensor) -> Call:
     """The best product that Inductor makes of Triton."""
-    torch.compiler.reset()
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
-    return partial(torch.compile(lambda a, b: a @ b, dynamic=False, options=options), a, b)
+    return inductor(torch.matmul, a, b, options=options)
 
 
 def tilelang(a: torch.Tensor, b: torch.Tensor, turned: bool) -> Call:

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from benchmarks import tilelang_kernels
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, inductor, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.mla.decode import mla_decode, reference
@@ -104,7 +104,7 @@ def case(s: Shape, device: str) -> Case:
 
     rivals: dict[str, Prepare] = {"torch": lambda: partial(plain, q, q_pe, kv, k_pe)}
     if s.inductor or device == "cpu":
-        rivals["Inductor"] = partial(inductor, q, q_pe, kv, k_pe)
+        rivals["Inductor"] = partial(inductor, plain, q, q_pe, kv, k_pe)
     if device == "cuda":
         rivals["FlashMLA"] = partial(flash_mla, s, q, q_pe, kv, k_pe)
         rivals["tilelang"] = partial(tilelang, s, q, q_pe, kv, k_pe)
@@ -138,11 +138,6 @@ def plain(q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Ten
     scores = torch.matmul(q[:, 0], kv.mT) + torch.matmul(q_pe[:, 0], k_pe.mT)
     weights = torch.softmax(scores.float() * (q.shape[3] + q_pe.shape[3]) ** -0.5, -1)
     return torch.matmul(weights.to(q.dtype), kv)[:, None]
-
-
-def inductor(*operands: torch.Tensor) -> Call:
-    torch.compiler.reset()
-    return partial(torch.compile(plain, dynamic=False), *operands)
 
 
 def flash_mla(s: Shape, q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor) -> Call:

@@ -4,7 +4,8 @@
 `python -m benchmarks.models [--only llama,swiglu] [--rivals eager,Inductor,max-autotune] [--seconds S] [--json FILE]`
 
 A line for each case: median milliseconds, how many times faster than Inductor tile is beside the ratio asked, what
-compiling took, how far the results of both are from float64 (root mean square, relative), and what was replaced.
+compiling took, how far the results of both are from float64 (root mean square, relative), the most memory that a call
+holds above weights and inputs, and what was replaced.
 `--list` only names the cases. Max-autotune takes minutes for a model and runs only where --rivals names it.
 """
 
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.model_cases import Made, ModelCase, cases, in_float64
 from benchmarks.runner import said
-from benchmarks.timer import Timing, measure
+from benchmarks.timer import Timing, measure, peak_of
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.report.rows import Report, collect
 
@@ -35,7 +36,7 @@ FARTHER = 1.2  # how much farther from float64 than Inductor's ours may be
 
 @dataclass
 class Line:
-    """What was found for one case: seconds by name, ours under "tile"."""
+    """What was found for one case: seconds and bytes by name, ours under "tile"."""
 
     name: str
     asked: dict[str, float]
@@ -45,6 +46,8 @@ class Line:
     found: dict[str, int] = field(default_factory=dict)
     breaks: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+    spared: float = 0.0  # GiB of Inductor's peak that ours should not take
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> Line:
@@ -62,6 +65,8 @@ class Line:
             return False
         fast = all(self.ratio(r) >= asked for r, asked in self.asked.items() if r in self.times)
         fast = fast and ("max-autotune" not in self.times or self.ratio("max-autotune") >= 0.95)
+        if {"tile", "Inductor"} <= self.peaks.keys():
+            fast = fast and self.peaks["Inductor"] - self.peaks["tile"] >= self.spared * 2**30
         theirs = self.errors.get("Inductor")
         return fast and (theirs is None or self.errors["tile"] <= FARTHER * theirs + 1e-7)
 
@@ -108,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def run(case: ModelCase, options: argparse.Namespace) -> tuple[Line, Report]:
-    line, report = Line(case.name, dict(case.asked)), Report()
+    line, report = Line(case.name, dict(case.asked), spared=case.spared), Report()
     torch.manual_seed(0)
     try:
         made = case.make()
@@ -152,7 +157,7 @@ def ready(
         calls[name] = one
         for _ in range(3):  # CUDA graphs are recorded at the second call
             one()
-        torch.cuda.synchronize()
+        line.peaks[name] = peak_of(one)
     return calls
 
 
@@ -198,13 +203,13 @@ def called(made: Made, training: bool, module: Any = None) -> Callable[[], Any]:
     direction: list[torch.Tensor] = []
 
     def step() -> torch.Tensor:
-        module.zero_grad(set_to_none=True)
         out = next(x for x in tree_leaves(call(*args, **kwargs)) if isinstance(x, torch.Tensor))
         if not direction:
             g = torch.Generator(out.device).manual_seed(0)
             direction.append(torch.randn(out.shape, generator=g, device=out.device).bfloat16().to(out.dtype))
         out.backward(direction[0])
         gradient: torch.Tensor = next(iter(module.parameters())).grad
+        module.zero_grad(set_to_none=True)
         return gradient
 
     return step if training else lambda: call(*args, **kwargs)
@@ -225,6 +230,8 @@ def shown(line: Line) -> str:
         asked = " ".join(f"{a:.2f}" for a in line.asked.values())
         parts += [*ratios, f"(asked {asked})", "ok" if line.good else "SHORT"]
     parts.append("compile " + "/".join(f"{s:.1f}" for n, s in line.compiled.items() if n != "eager"))
+    peaks = "/".join(f"{p / 2**30:.2f}" for n, p in line.peaks.items() if n != "eager")
+    parts.append(f"GiB {peaks}" + (f" (asked {line.spared:g} less)" if line.spared else ""))
     parts.append("error " + "/".join(f"{e:.1e}" for n, e in line.errors.items() if n != "eager"))
     parts.append(str(line.found) if line.found else "nothing found")
     return ", ".join([*parts, *(f"{name} FAILED: {why}" for name, why in line.failed.items())])

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, inductor, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.norm.norm import (
@@ -66,7 +66,7 @@ def case(kind: str, m: int, n: int, dtype: torch.dtype, device: str) -> Case:
         "layer_norm": lambda: layer_norm_reference(*some, EPS),
         "softmax": lambda: torch.softmax(some[0], -1),
     }[kind]
-    rivals: dict[str, Prepare] = {"Inductor": partial(inductor, kind, x, w, b)}
+    rivals: dict[str, Prepare] = {"Inductor": partial(inductor, in_torch, kind, x, w, b)}
     if device == "cpu":
         rivals["torch"] = lambda: partial(in_torch, kind, x, w, b)
     target = torch.empty_like(x)
@@ -81,11 +81,6 @@ def in_torch(kind: str, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> to
         return F.layer_norm(x, (n,), w, b, EPS)
     y = F.rms_norm(x, (n,), w, EPS)
     return F.silu(y) if kind == "rms_norm silu" else y
-
-
-def inductor(*operands: object) -> Call:
-    torch.compiler.reset()
-    return partial(torch.compile(in_torch, dynamic=False), *operands)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ and without the NaN.
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,21 @@ import torch
 from benchmarks.timer import Call, Timing
 
 Prepare = Callable[[], Call]  # makes a rival ready: imports, compiles, lays operands out as it wants them
+
+
+def inductor(function: Callable[..., object], *operands: object, **options: Any) -> Call:
+    """Compile a function by Inductor for these operands. `options` are torch.compile's."""
+    torch.compiler.reset()
+    return partial(torch.compile(function, dynamic=False, **options), *operands)
+
+
+def rival(name: str, module: str = "rivals.triton_kernels") -> Any:
+    """Import a function of a rival; `rivals` first, which may make other modules importable.
+
+    The runner leaves out a rival that raises ModuleNotFoundError here.
+    """
+    importlib.import_module("rivals.triton_kernels")
+    return getattr(importlib.import_module(module), name)
 
 
 def first_of(result: object) -> torch.Tensor:
@@ -50,7 +67,8 @@ class Problem:
     """A shape, the least work that it takes, and how many times faster than whom it should be.
 
     `asked` maps rivals to ratios, the one that decides first; the key "ceiling" asks for a share of the ceiling.
-    `flops` and `bytes` are what one call must compute and move at least.
+    `flops` and `bytes` are what one call must compute and move at least. `memory` is the most bytes of the GPU that a
+    call should hold above its inputs, its results included; without it nobody's peak is measured.
     """
 
     name: str
@@ -62,6 +80,7 @@ class Problem:
     asked: Mapping[str, float] = field(default_factory=dict)
     traffic: str = "read"  # or "copy": whether it writes as much as it reads
     quick: bool = False
+    memory: float | None = None
 
 
 @dataclass
@@ -82,6 +101,8 @@ class Result:
     asked: dict[str, float] = field(default_factory=dict)
     best: float = 0.0  # seconds that the ceilings allow
     bound: str = "flops"  # or "bytes": which ceiling
+    memory: float | None = None  # asked: bytes of the peak above inputs
+    peaks: dict[str, int] = field(default_factory=dict)
 
     def line(self) -> dict[str, Any]:
         """The result as it is written to a file."""

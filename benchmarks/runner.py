@@ -24,7 +24,7 @@ from typing import IO, Any
 import torch
 
 from benchmarks.problem import Case, Problem, Result, poisoned, tolerance_of, wrong
-from benchmarks.timer import Call, Ceilings, measure, measure_ceilings, name_of
+from benchmarks.timer import Call, Ceilings, measure, measure_ceilings, name_of, peak_of
 
 FAMILIES = (
     "gemm",
@@ -37,6 +37,7 @@ FAMILIES = (
     "mla",
     "norm",
     "loss",
+    "routing",
     "scan",
 )
 # Rivals that take long to make ready run only where --rivals names them.
@@ -124,7 +125,7 @@ def run(family: str, problem: Problem, options: argparse.Namespace, ceilings: Ce
     """Check ours, make the rivals ready and check them, and time all that is right."""
     result = Result(
         family, problem.name, problem.group, name_of(problem.dtype), problem.flops, problem.bytes,
-        asked=dict(problem.asked),
+        asked=dict(problem.asked), memory=problem.memory,
     )  # fmt: skip
     result.best, result.bound = ceilings.seconds(problem.flops, problem.bytes, result.dtype, problem.traffic)
     if options.device == "cuda":  # a kernel that waits forever ends the process, not the loan of the machine
@@ -142,6 +143,8 @@ def run(family: str, problem: Problem, options: argparse.Namespace, ceilings: Ce
         calls = {"tile": case.ours, **case.yardsticks}
         calls.update(ready(case, want, problem.dtype, options, result.failed))
         result.times = measure(calls, seconds, options.device)
+        if problem.memory is not None and options.device == "cuda":
+            result.peaks = {name: peak_of(call) for name, call in calls.items()}
     except Exception as error:  # the next problems are to be seen too
         result.status, result.message = "FAILED", said(error)
     finally:
@@ -211,10 +214,17 @@ def format_result(result: Result) -> str:
     asked = f"{goal[1]:6.2f} {goal[2]:6.3f} {goal[0]:11}" if goal else f"{'':6} {'':6} {'':11}"
     rivals = [f"{name} {t.median * 1e6:.1f}" for name, t in result.times.items() if name != "tile"]
     rivals += [f"({name}: {message[:60]})" for name, message in result.failed.items()]
-    return (
+    line = (
         f"{ours.median * 1e6:9.1f} {ours.spread:4.0%} {rate:6.4g} {unit:7} {result.share:7.1%} {asked} "
         f"{result.error:.1e} {', '.join(rivals)}"
     )
+    return f"{line}; {memory_of(result)}" if result.peaks else line
+
+
+def memory_of(result: Result) -> str:
+    """Say how much memory each call held at most above its inputs, and how much is asked."""
+    peaks = ", ".join(f"{name} {peak / 2**30:.2f}" for name, peak in result.peaks.items())
+    return f"GiB above inputs: {peaks}; asked {(result.memory or 0) / 2**30:.2f}"
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:

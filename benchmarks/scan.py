@@ -8,8 +8,6 @@ mamba-ssm and fla, where a module `rivals` makes them importable; on the CPU pla
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.problem import Case, Prepare, Problem, rival, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
 from torch_tile.kernels.linear_attention import delta
@@ -68,7 +66,7 @@ def problems(device: str) -> Iterator[Problem]:
         ("ssd", SSD_ON_GPU if on_gpu else SSD_ON_CPU, SSD_KINDS, ssd_case, "mamba-ssm"),
         ("delta", DELTA_ON_GPU if on_gpu else DELTA_ON_CPU, DELTA_KINDS, delta_case, "fla"),
     )
-    for family, shapes, kinds, make, rival in families:
+    for family, shapes, kinds, make, other in families:
         for shape in shapes:
             for kind, asked in kinds.items():
                 passes = {"gradients": 2.0, "with gradients": 3.0}.get(kind, 1.0)
@@ -76,7 +74,7 @@ def problems(device: str) -> Iterator[Problem]:
                 yield Problem(
                     f"{family} {kind} {shape.name} {name_of(dtype)}", f"{family} {kind}", dtype, passes * shape.flops,
                     passes * elements * dtype.itemsize, partial(make, kind, shape, dtype, device),
-                    {rival if on_gpu else "torch": asked}, quick=shape.quick,
+                    {other if on_gpu else "torch": asked}, quick=shape.quick,
                 )  # fmt: skip
 
 
@@ -85,17 +83,6 @@ def operator(name: str) -> Any:
     import torch_tile.ops  # noqa: F401 - registers it
 
     return getattr(torch.ops.tile, name)
-
-
-def rival(function: str, module: str = "rivals.triton_kernels") -> Any:
-    """Import a rival's function; `rivals` first, as it may make others importable."""
-    importlib.import_module("rivals.triton_kernels")
-    return getattr(importlib.import_module(module), function)
-
-
-def has_rivals() -> bool:
-    """Return whether there is a module `rivals`."""
-    return importlib.util.find_spec("rivals") is not None
 
 
 def in_rows(results: Any) -> torch.Tensor:
@@ -167,10 +154,9 @@ def ssd_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
         return ssd_kernel_case(kind, s, given)
     wide = [t.double() for t in given]
     other, name = (in_torch, "torch") if device == "cpu" else (by_mamba, "mamba-ssm")
-    offered = device == "cpu" or has_rivals()
     ours = partial(operator("ssd_chunk_scan"), x, dt, a, b, c, d)
     if kind == "forward":
-        rivals: dict[str, Prepare] = {name: lambda: partial(other, *given)} if offered else {}
+        rivals: dict[str, Prepare] = {name: lambda: partial(other, *given)}
         return compared(ours, rivals, lambda: [in_torch(*wide)], lambda out: out[0] if isinstance(out, tuple) else out)
 
     def both() -> Tensors:
@@ -178,7 +164,7 @@ def ssd_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
         dx, _, _, db, dc, *_ = operator("ssd_chunk_scan_backward")(upstream, None, x, dt, a, b, c, d)
         return dx, db, dc
 
-    rivals = {name: differentiated(other, given, 3, upstream)} if offered else {}
+    rivals = {name: differentiated(other, given, 3, upstream)}
     return compared(both, rivals, lambda: gradients(in_torch, wide, 3, upstream.double())[1], lambda out: out)
 
 
@@ -200,7 +186,7 @@ def ssd_kernel_case(kind: str, s: Shape, given: Tensors) -> Case:
             steps, decays = (t.view(s.batch, s.heads, chunks, size) for t in (scan.steps, scan.decays * LN_2))
             return partial(rival("mamba_chunk_state"), b, x, steps, decays)
 
-        rivals: dict[str, Prepare] = {"mamba-ssm": mamba} if x.is_cuda and has_rivals() else {}
+        rivals: dict[str, Prepare] = {"mamba-ssm": mamba} if x.is_cuda else {}
         return compared(lambda: scan.own_states(scan.x), rivals, states, lambda out: out[:, :chunks])
     last = scan.empty(s.batch, s.heads, s.values, s.keys)
     scores, before = scan.scores(), scan.passed(scan.own_states(scan.x), None, last)
@@ -218,7 +204,7 @@ def ssd_kernel_case(kind: str, s: Shape, given: Tensors) -> Case:
         return partial(rival("mamba_chunk_scan"), cb, x, steps, decays, c, before[:, :chunks].contiguous(), d)
 
     wide = [t.double() for t in (x, dt, a, b, c, d)]
-    rivals = {"mamba-ssm": mamba_scan} if x.is_cuda and has_rivals() else {}
+    rivals = {"mamba-ssm": mamba_scan} if x.is_cuda else {}
     return compared(outputs, rivals, lambda: [ssd.reference(*wide)[0]], lambda out: out)
 
 
@@ -238,7 +224,7 @@ def delta_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
     other: Callable[..., Any] = in_torch
     if device != "cpu":
         other = lambda *given: rival("fla_gated_delta_rule")(*given)  # noqa: E731
-    offered, name = device == "cpu" or has_rivals(), "torch" if device == "cpu" else "fla"
+    name = "torch" if device == "cpu" else "fla"
     ours, wide = partial(operator("gated_delta_rule"), *given), [t.double() for t in given]
 
     def backward() -> Tensors:
@@ -250,10 +236,10 @@ def delta_case(kind: str, s: Shape, dtype: torch.dtype, device: str) -> Case:
         return backward()
 
     if kind == "forward":
-        rivals: dict[str, Prepare] = {name: lambda: partial(other, *given)} if offered else {}
+        rivals: dict[str, Prepare] = {name: lambda: partial(other, *given)}
         return compared(ours, rivals, lambda: [in_torch(*wide)], lambda out: out[0] if isinstance(out, tuple) else out)
     make = gradients_only if kind == "gradients" else differentiated
-    rivals = {name: make(other, given, 3, upstream)} if offered else {}
+    rivals = {name: make(other, given, 3, upstream)}
     wanted: Callable[[], Tensors] = lambda: gradients(in_torch, wide, 3, upstream.double())[1]  # noqa: E731
     return compared(backward if kind == "gradients" else both, rivals, wanted, lambda out: out)
 

@@ -9,7 +9,6 @@ FlashAttention-2, as torch ships them, over keys without pages; FlashMLA and Til
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import random
 import sys
@@ -190,7 +189,7 @@ class Mla:
             if device == "cuda":
                 shape = mla.Shape(self.batch, self.length, self.heads, latent=self.latent, rotary=self.rotary)
                 rivals["FlashMLA"] = partial(mla.flash_mla_paged, shape, q, q_pe, pages, pe_pages, table, lengths)
-        if device == "cuda" and importlib.util.find_spec("rivals") is not None:
+        if device == "cuda":
             rivals["TileOps"] = partial(tile_ops_mla, q, q_pe, kv, k_pe)
 
         def expected() -> torch.Tensor:

@@ -55,6 +55,16 @@ def measure(calls: Mapping[str, Call], seconds: float, device: str) -> dict[str,
     return {name: Timing.of(times) for name, times in samples.items()}
 
 
+def peak_of(call: Call) -> int:
+    """Return the most bytes of the GPU that one call holds, its results included, above those held before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def rounds_for(seconds: float, round_seconds: float) -> int:
     return max(FEWEST, min(MOST, int(seconds / max(round_seconds, 1e-9))))
 

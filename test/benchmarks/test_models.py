@@ -9,10 +9,13 @@ from benchmarks.models import Line, draw, main, shown
 from benchmarks.timer import Timing
 
 
-def line(ours, theirs, asked=1.1, errors=None, **more):
+def line(ours, theirs, asked=1.1, errors=None, less=None, **more):
     times = {"Inductor": Timing(theirs, theirs, theirs, 5), "tile": Timing(ours, ours, ours, 5)}
     times |= {name.replace("_", "-"): Timing(t, t, t, 5) for name, t in more.items()}
-    return Line("case", {"Inductor": asked}, times, {}, errors or {})
+    made = Line("case", {"Inductor": asked}, times, {}, errors or {})
+    if less is not None:  # GiB of Inductor's peak that ours does not take
+        made.peaks, made.spared = {"Inductor": 8 * 2**30, "tile": int((8 - less) * 2**30)}, 2.0
+    return made
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,8 @@ def line(ours, theirs, asked=1.1, errors=None, **more):
         (line(1.0, 1.0), False),
         (line(1.0, 1.2, errors={"Inductor": 1e-3, "tile": 1.1e-3}), True),
         (line(1.0, 1.2, errors={"Inductor": 1e-3, "tile": 1.3e-3}), False),
+        (line(1.0, 1.2, less=2.1), True),
+        (line(1.0, 1.2, less=1.9), False),
         (line(1.0, 1.2, max_autotune=0.9), False),
         (line(1.0, 1.2, max_autotune=0.96), True),
         (Line("case", {"Inductor": 1.0}), False),
@@ -68,3 +73,8 @@ def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     draw([line(1.0, 1.2), line(1.0, 1.1, eager=2.0)], tmp_path / "models.svg")
     assert (tmp_path / "models.svg").stat().st_size > 1000
+
+
+def test_memory_is_shown():
+    out = shown(line(1.0, 1.2, less=1.5))
+    assert "GiB 8.00/6.50 (asked 2 less)" in out and "SHORT" in out

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from benchmarks import runner
 from benchmarks.problem import Case, Problem
+from benchmarks.timer import Ceilings, measure
 
 
 def matrix(value: float) -> torch.Tensor:
@@ -78,6 +80,24 @@ def test_choice_of_problems_and_rivals(run):
     out = run(problems, "--rivals", "Triton", "--only", "M5")[1]
     assert "Triton" in out and " a " not in out
     assert run(problems, "--only", "nothing") == (1, "no such problem\n")
+
+
+def test_memory_is_measured_where_it_is_asked(run, monkeypatch):
+    monkeypatch.setattr(runner, "peak_of", lambda call: 3 << 29 if call() is hungry else 1 << 29)
+    hungry = matrix(1.0)
+    rivals = {"rival": lambda: lambda: hungry}
+    problems = [
+        replace(problem(name, made(rivals=rivals)), memory=memory) for name, memory in (("a", 2**30), ("b", None))
+    ]
+    out = run(problems)[1]
+    assert "GiB" not in out  # of a CPU
+    options = SimpleNamespace(device="cuda", rivals=None)
+    monkeypatch.setattr(runner.faulthandler, "dump_traceback_later", lambda *args, **named: None)  # needs a real stderr
+    monkeypatch.setattr(runner, "measure", lambda calls, seconds, device: measure(calls, seconds, "cpu"))
+    results = [runner.run("made_up", p, options, Ceilings(1.0, 1.0, {"fp32": 1.0}), 0.01) for p in problems]
+    assert [r.peaks for r in results] == [{"tile": 1 << 29, "rival": 3 << 29}, {}]
+    assert runner.format_result(results[0]).endswith("GiB above inputs: tile 0.50, rival 1.50; asked 1.00")
+    assert "GiB" not in runner.format_result(results[1])
 
 
 def test_out_of_time(run, monkeypatch):

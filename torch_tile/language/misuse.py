@@ -118,9 +118,8 @@ _ONE_VALUE = (
 )
 
 
-def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
-    """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
-    others.
+def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
+    """Return the author's error for the exception `problem`, raised by the author's line at `span`.
 
     `language` has the functions whose calls may be wrong.
     """
@@ -160,9 +159,13 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     function = getattr(language, called[1], None) if called else None
     if callable(function):
         return bad_call(called[1], function, text, span)  # type: ignore[index]
+    if "'torch.dtype' object is not callable" in text:
+        called = re.match(r"[\w.]+\.(\w+)\(", span.source()[span.column :]) if span else None
+        fix = f"write T.{called[1]}(x)" if called else "write T.cast(x, dtype)"
+        return error("python_value", span, problem="a dtype of torch converts no value", fix=fix)
     words = set(re.findall(r"\w+", text))
     if words.isdisjoint(_CLASSES):
-        return None
+        return error("python_error", span, problem=f"{type(problem).__name__}: {text}")
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
     fix = _instead(span, language)
     if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
@@ -317,7 +320,10 @@ FAMILIES = (
     (r"(mma_|make_)?(gemm_)?block_?scaled\w*|\w+_blockscaled\w*|ptx_mma_block_scale|TensorCoreIntrinEmitterSM120",
      "products with scales of blocks are instructions of sm_100 and sm_120, and this compiler writes sm_80 and sm_90a: "
      "multiply the tiles by their scales before T.gemm"),
-    (r"u?int4|tfloat32|float8_e8m0fnu|float4\w*|float6\w*|float8_e4m3(b11fnuz|fnuz)?|float8_e3m4|float8_e5m2fnuz|is_float4\w*",
+    (r"float4_e2m1_unpacked",
+     f"to give each number of 4 bits a byte, a bulk copy {_SM100}: give the tile T.float4_e2m1fn"),
+    (r"is_float4\w*", "compare types: x.dtype == T.float4_e2m1fn"),
+    (r"float6\w*|float8_e4m3(b11fnuz)?|float8_e3m4",
      "no value of this type can be computed with: read it as uint8 and decode its bits"),
     (r"ptx_mma_sm70", "sm_70 is not supported: T.gemm chooses the instruction"),
     (r"[a-z]+\d+\w*x\d+", "values have one lane: write elements, in T.vectorized or T.Parallel"),

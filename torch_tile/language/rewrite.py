@@ -53,16 +53,15 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise error("no_source", None, name=function.__name__) from None
-    text = "".join(lines)
-    if text[0].isspace():  # not dedented, so that columns are those of the file and strings stay as they are
-        block = ast.parse("if True:\n" + text).body[0]
-        assert isinstance(block, ast.If)
-        tree, first = block.body[0], first - 1
-    else:
-        tree = ast.parse(text).body[0]
+    # Not dedented, and behind as many lines as in the file: positions are those of the file, strings stay as they are.
+    inside = lines[0][0].isspace()
+    above = "\n" * (first - 2) + "if True:\n" if inside else "\n" * (first - 1)
+    tree = ast.parse(above + "".join(lines)).body[0]
+    if inside:
+        assert isinstance(tree, ast.If)
+        tree = tree.body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise error("no_source", None, name=function.__name__)
-    ast.increment_lineno(tree, first - 1)
     return tree
 
 

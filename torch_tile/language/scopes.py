@@ -303,7 +303,7 @@ def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
     return made
 
 
-def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
+def alloc_var(dtype: Any, init: Scalar | str | None = None, scope: str = "local.var") -> Any:
     """Make a mutable scalar of each thread. It starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
     `scope` is "local.var". Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each

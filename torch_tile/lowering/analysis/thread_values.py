@@ -97,7 +97,7 @@ class Divergence:
 
     def __init__(self, kernel: Kernel, arrays: bool = False, cluster: bool = False):
         self.scopes = ("var", "local") if arrays else ("var",)
-        threads = {n for n in find(kernel, Var) if n.role == "thread"}
+        threads = {n for n in symbols(kernel) if isinstance(n, Var) and n.role == "thread"}
         self.mixed: set[Var | Buffer] = {*threads}
         facts = Ranges()
         for thread in threads:

@@ -38,7 +38,7 @@ NOTHING = Block(())
 
 def guard_bounds(program: Program) -> Program:
     """Guard every access to a global buffer that may be outside its bounds."""
-    outside = {b for b in find(program, Buffer) if b.scope == "global"}
+    outside = {b for b in symbols(program) if isinstance(b, Buffer) and b.scope == "global"}
     return _Guard(outside)(program)  # type: ignore[no-any-return]
 
 
