@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from torch_tile.diagnostics.errors import InternalError
-from torch_tile.ir import dtype as dt
+from torch_tile.ir import dtype as dt, printer  # noqa: F401  the printer writes what tests compare
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import Var, const
