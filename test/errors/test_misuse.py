@@ -208,7 +208,35 @@ def dtype_of_torch():
     kernel_of(lambda x, A: torch.float16(x))  # here
 
 
+def shape_called():
+    kernel_of(lambda x, A: x + A.shape(0))  # here
+
+
+def opened_tensor():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with A as a:  # here
+            a[0] = 1.0
+
+
+def text_for_a_lane():
+    kernel_of(lambda x, A: T.shfl_xor(x, "1"))  # here
+
+
+def too_much_for_a_macro():
+    kernel_of(lambda x, A: endless(A, x))  # here
+
+
+def layout_of_too_few_indices():
+    kernel_of(lambda x, A: T.Layout((4, 4), lambda i: i))  # here
+
+
 CASES = {
+    too_much_for_a_macro: ("bad_kernel_call", "endless(A, x)"),
+    layout_of_too_few_indices: ("bad_call", "T.Layout((4, 4), lambda i: i)"),
+    shape_called: ("python_value", "A.shape(0)"),
+    opened_tensor: ("python_value", "with A as a:"),
+    text_for_a_lane: ("bad_argument", 'T.shfl_xor(x, "1")'),
     nothing_added: ("python_error", "None + 1"),
     division_by_zero: ("python_error", "1 // 0"),
     absent_key: ("python_error", '{"present": 1.0}["absent"]'),
@@ -255,6 +283,10 @@ FIXES = {
     misspelt_reduction: "did you mean `clear`",
     method_of_tensors: "T.reduce_sum",
     dtype_of_torch: "write T.float16(x)",
+    too_much_for_a_macro: "its parameters are x",
+    shape_called: "write A.shape[0]",
+    opened_tensor: "T.Kernel(...)",
+    text_for_a_lane: "give a number",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -22,7 +23,7 @@ from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, is_number, lanew
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
-from torch_tile.language.misuse import bad_call
+from torch_tile.language.misuse import CALLS, bad_call
 from torch_tile.language.trace import author_span, is_of_ours, is_of_python, tracer
 from torch_tile.language.values import Annotation, Handle, copy_strided, dtype_of, fill_strided
 from torch_tile.tileop.copy.op import Copy
@@ -143,12 +144,19 @@ def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs
     except Exception as problem:
         if isinstance(problem, TypeError) and problem.__traceback__ and problem.__traceback__.tb_next is None:
             raise bad_call(name, function, str(problem), author_span()) from None  # Python could not even call it
+        if getattr(problem, "code", "") in ("bad_operand", "reduce_dim") and (
+            refused := _misfit(name, function, args, kwargs)
+        ):
+            raise refused from None  # it names the parameter
         if not is_of_python(problem) or not is_of_ours(problem):
             raise
         given = ", ".join([*map(_shown, args), *(f"{key}={_shown(value)}" for key, value in kwargs.items())])
-        why = f"cannot take these arguments: {given} ({type(problem).__name__}: {problem})"
-        raise _misfit(name, function, args, kwargs) or bad_call(name, function, why, author_span()) from problem
-    if (refused := _misfit(name, function, args, kwargs)) is not None:
+        text = re.sub(r"[\w.]+\.<locals>\.", "", str(problem))
+        why = f"cannot take these arguments: {given} ({type(problem).__name__}: {text})"
+        parameters = ", ".join(inspect.signature(function).parameters)
+        told = error("bad_call", author_span(), name=name, why=why, parameters=parameters)
+        raise _misfit(name, function, args, kwargs) or told from problem
+    if refused := _misfit(name, function, args, kwargs):
         raise refused
     return found
 
@@ -158,7 +166,8 @@ def _misfit(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
     names, kinds = _declared(function)
     for parameter, value in (*zip(names, args, strict=False), *kwargs.items()) if kinds else ():
         if parameter in kinds and not any(fits(value) for fits, _ in kinds[parameter]):
-            fix = "give " + " or ".join(text for _, text in kinds[parameter])
+            fix = CALLS.get(name) or "give " + " or ".join(text for _, text in kinds[parameter])
+            fix = fix.replace("a Handle", "a buffer")
             return error("bad_argument", None, op=f"T.{name}", name=parameter, why=f"is {_shown(value)}", fix=fix)
     return None
 

@@ -22,7 +22,7 @@ from torch_tile.language.trace import author_span
 from torch_tile.language.values import Handle
 
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
-_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
+_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')", "divmod": "x // n and x % n"}
 _HAVE = {
     Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); functions, T's or yours, take it: f(A)",
     Region: "a region can be copied, filled, reduced and multiplied by T's functions",
@@ -64,7 +64,7 @@ _KEYWORDS = (
     (r"fill|clear|copy", r"dtype", _TYPED),
 )
 # How functions are called whose parameters' names alone do not say it.
-_CALLS = {
+CALLS = {
     "const": "give all names in one text: M, N = T.const('M, N')",
     "annotate_layout": "give a dictionary: T.annotate_layout({tile: layout})",
     "Pipelined": "give the number of iterations: for k in T.Pipelined(n, num_stages=2)",
@@ -108,6 +108,10 @@ _STATEMENTS = {
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),
+    "object does not support the context manager": (
+        "`with` opens what has no beginning and end",
+        "write `with T.Kernel(...) as bx:`; tiles, tensors and values are used as they are",
+    ),
     "'Handle' object is not callable": ("a buffer is called", "index it by brackets: A[i, j]"),
     "'Region' object does not support item assignment": _AGAIN,
     "'Region' object is not subscriptable": _AGAIN,
@@ -143,6 +147,10 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     indexed = re.match(r"([\w.]+)\.(shape|strides)\[", span.source()[span.column :]) if span else None
+    called = re.match(r"([\w.]+)\.(shape|strides)\((\w*)", span.source()[span.column :]) if span else None
+    if called and "'tuple' object is not callable" in text:
+        fix = f"`{called[2]}` is a tuple: write {called[1]}.{called[2]}[{called[3]}]"
+        return error("python_value", span, problem=f"`{called[1]}.{called[2]}` is called", fix=fix)
     if type(problem) is IndexError and indexed and "tuple" in text:
         fix = f"`{indexed[1]}.ndim` dimensions are counted from 0, or from -1 backwards"
         return error("python_value", span, problem=f"`{indexed[1]}` has no such dimension", fix=fix)
@@ -203,7 +211,7 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
-    fix = _CALLS.get(name, "")
+    fix = CALLS.get(name, "")
     if name.startswith("reduce_") and "missing" in why:
         fix = f"the result is a tile of yours: T.{name}(tile, out, dim) writes into `out`"
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters), fix=fix)

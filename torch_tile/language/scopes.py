@@ -311,7 +311,7 @@ def alloc_var(dtype: Any, init: Scalar | str | None = None, scope: str = "local.
     `...` leaves it undefined, as printed kernels have it.
     """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
-        init, scope = None, init
+        scope, init = init, None
     if isinstance(dtype, tuple | list | int):
         fix = f"T.alloc_var(dtype, init) holds one value; T.alloc_local({dtype!r}, dtype) holds several"
         raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=f"is the shape {dtype!r}", fix=fix)

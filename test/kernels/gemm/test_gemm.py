@@ -12,6 +12,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue import program as epilogue_language
 from torch_tile.kernels.epilogue.functions import FUNCTIONS
+from torch_tile.kernels.epilogue.program import ADDED
 from torch_tile.kernels.gemm.gemm import (
     cluster_matmul,
     gemm,
@@ -235,6 +236,22 @@ def test_tile_after_tile_on_hopper():
     findings = kernel.interpret(a, b, bias, out)
     assert not findings, findings.report()
     torch.testing.assert_close(out.float(), a.float() @ b.float().mT + bias.float(), rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_stores_add_on_hopper(turned, problems, check):
+    """To what the result holds, also past the last whole tile; the epilogue reads nothing."""
+    config = Config(64, 128, 64, 128, 2, panel=2, staged=True, blocks=2)
+    m, n, k = 8 * problems.size(20), 8 * problems.size(30), 8 * problems.size(20)
+    spec = Spec(torch.bfloat16, torch.bfloat16, turned, (False,), (Aux("o", torch.bfloat16, True, True),), ADDED, 8)
+    kernel = persistent_matmul.on(Target("cuda", 90))(config, spec)
+    assert "wgmma" in kernel.source and not any(note.why_not for note in kernel.build.remarks), kernel.schedule
+    assert "tma_store_add" in kernel.source and kernel.source.count("bulk_wait<1, true>") == 2
+    a, b, out = (problems.tensor(2, *shape, dtype=torch.bfloat16, layout="dense") for shape in ((m, k), (k, n), (m, n)))
+    want = out.double() + a.double() @ b.double()
+    findings = kernel.interpret(a.mT.contiguous() if turned else a, b, out)
+    assert not findings, findings.report()
+    check(out, want, f"{m}x{n}x{k}", torch.bfloat16)
 
 
 @pytest.mark.parametrize("stored", ["nxk", "kxn"])

@@ -108,11 +108,11 @@ def test_chunks_cover_all_rows_and_are_few(rows, classes, itemsize):
     assert found[0][0] == 0 and found[-1][1] == rows and len(found) <= MOST_CHUNKS
     assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
     largest = max(end - start for start, end in found) * classes * itemsize
-    assert largest <= max(512 << 20, rows * classes * itemsize // MOST_CHUNKS + 256 * classes * itemsize)
+    assert largest <= max(256 << 20, rows * classes * itemsize // MOST_CHUNKS + 256 * classes * itemsize)
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_no_more_than_a_gibibyte_above_inputs_and_gradients(softcap):
+def test_no_more_than_a_quarter_of_a_gibibyte_above_inputs_and_gradients(softcap):
     """Of Llama 8B's head on a GPU, whose logits would take 2 GiB in half precision and 4 in float32."""
     with FakeTensorMode():
         hidden, weight = torch.empty(8192, 4096).bfloat16(), torch.empty(128256, 4096).bfloat16()
@@ -122,8 +122,8 @@ def test_no_more_than_a_gibibyte_above_inputs_and_gradients(softcap):
     results = sum(x.nbytes for x in (hidden, weight)) + 4
     arguments = sum(x.nbytes for x in given if isinstance(x, torch.Tensor))
     made = sum(x.untyped_storage().nbytes() for x in plan.roots) - arguments - results
-    assert 0 < made < 1 << 29, made
-    assert len(plan.launches) == 4 * 4 + 1 and not plan.torch_calls  # product, loss and two products of each chunk
+    assert 0 < made < 1 << 28, made
+    assert len(plan.launches) == 8 * 4 + 1 and not plan.torch_calls  # product, loss and two products of each chunk
     for launch in plan.launches:  # a GPU refuses a tensor that a kernel reads as one parameter and writes as another
         roots = [plan.root(x) for x in launch.args if isinstance(x, torch.Tensor)]
         assert len(roots) == len(set(roots)), launch.choice

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import torch_tile
 import torch_tile.language as T
@@ -290,6 +291,32 @@ def test_mbarriers_of_the_author() -> None:
             T.copy(c, C[by * 64, bx * 64])
 
     assert why_whole(kernel) == ""
+
+
+@pytest.mark.parametrize("combine", [None, "add"])
+def test_bulk_stores_of_the_author_leave_loads_to_producers(combine: str | None) -> None:
+    """A store waits for itself, so it orders no threads."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 256), H), C: T.Tensor((256, 256), H)):
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((128, 64), H), T.alloc_shared((64, 128), H), T.alloc_fragment((128, 128), F)
+            out = T.alloc_shared((128, 128), H)
+            T.clear(c)
+            for ko in T.Pipelined(4, num_stages=3):
+                T.copy(A[by * 128, ko * 64], a)
+                T.copy(A[ko * 64, bx * 128], b)
+                T.gemm(a, b, c)
+            T.copy(c, out)
+            T.tma_copy(out, C[by * 128, bx * 128], combine=combine)
+
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert "bulk copies by a warp of its own" in str(compiled.schedule)
+    a, c = torch.randn(256, 256).half(), torch.randn(256, 256).half()
+    want = a.float() @ a.float() + (c.float() if combine else 0)
+    findings = compiled.interpret(a, c)
+    assert not findings, findings.report()
+    torch.testing.assert_close(c.float(), want, rtol=1e-2, atol=1e-1)
 
 
 def test_strict_kernels_say_why_they_stay_whole() -> None:

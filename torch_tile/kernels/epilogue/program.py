@@ -167,6 +167,10 @@ def of_layer(activation: str, bias: bool, residual: bool) -> str:
     return ";".join([*statements, f"ret {value}"])
 
 
+ADDED = "v0=add(acc0,x0);ret v0"
+"""The text of an epilogue that adds an operand to the product."""
+
+
 def soft_cap(cap: float) -> str:
     """Return the text of `cap * tanh(acc0 / cap)` (Gemma 2, arXiv:2408.00118)."""
     return f"v0=div(acc0,{float(cap)!r});v1=tanh(v0);v2=mul(v1,{float(cap)!r});ret v2"

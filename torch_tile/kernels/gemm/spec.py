@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.kernels.common import compute_dtype, dynamic, is_unit, strided, vector_of
 from torch_tile.kernels.epilogue import emit
-from torch_tile.kernels.epilogue.program import parse
+from torch_tile.kernels.epilogue.program import ADDED, parse
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class Spec:
     aux: tuple[Aux, ...]
     epilogue: str
     vector: int = 1
+
+    @property
+    def adds(self) -> bool:
+        """Return whether the epilogue only adds the product to an earlier result, as bulk stores can."""
+        alone = [x.kind for x in self.aux] == ["o"] and self.epilogue == ADDED
+        return alone and self.out_dtype.itemsize == 2 and self.vector * self.out_dtype.itemsize == VECTOR_BYTES
 
     def sizes(self) -> tuple[Any, Any, Any, Any]:
         """Return batch, M, N and K of a problem."""

@@ -14,14 +14,14 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, machine_of, round_up, strided
-from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.kernels.epilogue.program import ADDED, soft_cap
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.loss import cross_entropy as rows
 from torch_tile.kernels.loss.args import LinearCrossEntropyArgs, LinearCrossEntropyGradientsArgs
 
-CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}  # of logits at a time, by the target's kind
-MOST_CHUNKS = 8  # the head's gradient is rounded to its dtype once for each chunk
+CHUNK_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}  # of logits at a time, by the target's kind
+MOST_CHUNKS = 32  # each adds to the head's gradient, which is rounded to its dtype
 ROWS = 256  # chunks have a multiple of so many rows
 TERMS = 256
 
@@ -159,8 +159,8 @@ def linear_cross_entropy_gradients(
         rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_options(args), args.softcap)
         if of_hidden:
             gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
-        if of_weight:  # added to what the chunks before left there: each element is read once, then written
-            before, text = ([dweight], "v0=add(acc0,x0);ret v0") if start else ([], "")
+        if of_weight:  # added to what the chunks before left there, on a GPU by the stores
+            before, text = ([dweight], ADDED) if start else ([], "")
             gemm(logits.mT, [x[part]], before, "o" * bool(start), text, dweight.dtype, out=dweight)
         if column_sums is not None:
             column_sums = logits.sum(0, dtype=compute) + (column_sums if start else 0)
@@ -189,5 +189,5 @@ def _logits(
 def soft_cap_of_sum(cap: float | None) -> str:
     """Return the epilogue that adds the bias before the soft cap."""
     if cap is None:
-        return "v0=add(acc0,x0);ret v0"
+        return ADDED
     return f"v0=add(acc0,x0);v1=div(v0,{float(cap)!r});v2=tanh(v1);v3=mul(v2,{float(cap)!r});ret v3"

@@ -142,7 +142,8 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     if not survey.products and not survey.of_registers:
         return "no product goes by wgmma, or takes both operands from registers"
     known = IdSet(n for one in (*waits_before_loads(kernel), *meetings(kernel)) for n in walk(one))
-    own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
+    own_loads = any(copy.barrier is not None for copy in find(kernel.body, tma.TmaCopy))  # a store waits for itself
+    own_order = own_loads or contains(kernel.body, Role, Break, Continue)
     if own_order or any(_is_barrier(n) and n not in known for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
