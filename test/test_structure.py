@@ -451,12 +451,18 @@ def plain_words(root: Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}:{line}: `{name}`: another word for {found[1]}, see the glossary"
 
 
+# A name, an article, a question word, or a noun in the plural: no verb ends in a single s.
+NO_VERB = re.compile(
+    r"`|(The|An?|All|Each|Any|One|From|Where|Wh[a-z]+|How|Everything|[\w-]*[^\Ws]s)\b(?!-)|[\w-]+'|C\+\+|T\."
+)
+
+
 def opening_verbs(root: Path) -> Iterator[str]:
     """Docstrings of functions open with what they do, not with the thing that they return."""
     for path, _ in sources(root):
         for node in ast.walk(parse(path)):
             text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
-            if text and not node.name.startswith("__") and re.match(r"`|(The|An?|All|Each)\b", text):
+            if text and not node.name.startswith("__") and NO_VERB.match(text):
                 first = text.splitlines()[0]
                 yield f"{path.relative_to(root)}:{node.lineno}: `{node.name}` opens with no verb: {first}"
 
@@ -661,6 +667,7 @@ PLANTED = [
     (silent_errors, {"torch_tile/jit.py": "def f():\n    raise TypeError()\n"}, "TypeError is raised without"),
     (plain_words, {"torch_tile/jit.py": "row_fade = 1\n"}, "jit.py:3: `row_fade`: another word for fade"),
     (opening_verbs, {"torch_tile/jit.py": "def f():\n    'The size.'\n"}, "`f` opens with no verb: The size."),
+    (opening_verbs, {"torch_tile/jit.py": "def f():\n    'Bytes of it.'\n"}, "`f` opens with no verb: Bytes of it."),
     (
         sentence_lengths,
         {"torch_tile/jit.py": f"# {'word ' * 10}\n# {'word ' * 11}\n"},

@@ -253,17 +253,17 @@ class Target:
 
     @property
     def sms(self) -> int:
-        """Multiprocessors of the typical product."""
+        """Return how many multiprocessors the typical product has."""
         return self.chip.sms
 
     @property
     def l2_bytes(self) -> int:
-        """Bytes of the second-level cache."""
+        """Return the size of the second-level cache in bytes."""
         return self.chip.l2_bytes
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of the typical product's memory."""
+        """Return the bandwidth of the typical product's memory in bytes per second."""
         return self.chip.board.bandwidth * 1e12
 
     def flops(self, dtype: str) -> float:
@@ -272,12 +272,12 @@ class Target:
 
     @property
     def shared_limit(self) -> int:
-        """Bytes of shared memory that one block may ask for."""
+        """Return how many bytes of shared memory one block may ask for."""
         return self.chip.shared_limit
 
     @property
     def thread_limit(self) -> int:
-        """Threads that a multiprocessor runs at the same time."""
+        """Return how many threads a multiprocessor runs at the same time."""
         return self.chip.thread_limit
 
     def blocks_at_once(self, threads: int, registers: int, shared_bytes: int) -> int:

@@ -103,7 +103,7 @@ def compile_program(
 
 
 def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
-    """Return a kernel that is compiled at calls, for their sizes of shared tiles. Other errors are raised now."""
+    """Defer compilation to calls, which fix the sizes of shared tiles. Raise all other errors now."""
     from torch_tile.lowering.common.check import check_kernel
 
     check_kernel(program, known_later=sizes_of_tiles(program))

@@ -148,17 +148,17 @@ class JITKernel(metaclass=Compiled):
 
     @property
     def resources(self) -> dict[str, Resources]:
-        """Registers, spilled bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
+        """Return registers, spilled bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
         return {} if self.cubin is None else self.cubin.resources
 
     @property
     def n_regs(self) -> int:
-        """Registers of a thread, the most of all entries of a CUDA kernel; 0 on the CPU."""
+        """Return how many registers a thread has, the most of all entries of a CUDA kernel; 0 on the CPU."""
         return max((each.registers for each in self.resources.values()), default=0)
 
     @property
     def n_spills(self) -> int:
-        """Bytes that threads store and load again because registers ran out, the most of all entries."""
+        """Return how many bytes a thread spills because registers ran out, the most of all entries."""
         return max((each.spills for each in self.resources.values()), default=0)
 
     def script(self) -> str:

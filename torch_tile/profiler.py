@@ -203,12 +203,12 @@ class Profiler:
 
     @property
     def params(self) -> list[Any]:
-        """Buffers and scalars of the kernel's signature."""
+        """Return the buffers and scalars of the kernel's signature."""
         return list(self.kernel.params)
 
     @property
     def result_idx(self) -> list[int]:
-        """Positions of the parameters that the kernel allocates."""
+        """Return the positions of the parameters that the kernel allocates."""
         return self.kernel.out_idx
 
     def __call__(self, *args: Any) -> Any:
@@ -218,7 +218,7 @@ class Profiler:
     def _get_inputs(
         self, with_output: bool = False, dynamic_symbolic_constraints: Mapping[str, int] | None = None
     ) -> list[Any]:
-        """TileLang's name of `inputs`; `with_output` makes tensors of all parameters."""
+        """Return `inputs`, under TileLang's name; `with_output` makes tensors of all parameters."""
         wanted = self.kernel.params if with_output else self.kernel.launcher.given
         return [made_up(p, self.supply, self.kernel.launcher.kind, dynamic_symbolic_constraints) for p in wanted]
 

@@ -108,7 +108,7 @@ class Requirement:
         return function
 
     def marks(self) -> list[Any]:
-        """Pytest's marks, for pytest.param(..., marks=...)."""
+        """Return pytest's marks, for pytest.param(..., marks=...)."""
         import pytest
 
         return [pytest.mark.skipif(not self.holds(), reason=self.reason)]

@@ -15,25 +15,25 @@ def cross_entropy(logits, labels, block=512):
     loss = T.empty((M,), "float32")
     with T.Kernel(M, threads=128) as row:
         x = T.alloc_fragment((block,), "float32")
-        peak = T.alloc_fragment((1,), "float32")
+        row_max = T.alloc_fragment((1,), "float32")
         before = T.alloc_fragment((1,), "float32")
         part = T.alloc_fragment((1,), "float32")
-        total = T.alloc_fragment((1,), "float32")
-        T.fill(peak, -1e30)
-        T.clear(total)
+        row_sum = T.alloc_fragment((1,), "float32")
+        T.fill(row_max, -1e30)
+        T.clear(row_sum)
         for s in T.Pipelined(T.ceildiv(V, block), num_stages=2):
             for i in T.Parallel(block):
                 inside = s * block + i < V
                 x[i] = T.if_then_else(inside, logits[row, s * block + i], -T.infinity("float32"))
-            T.copy(peak, before)
-            T.reduce_max(x, peak, dim=0, clear=False)
+            T.copy(row_max, before)
+            T.reduce_max(x, row_max, dim=0, clear=False)
             for i in T.Parallel(block):
-                x[i] = T.exp(x[i] - peak[0])
+                x[i] = T.exp(x[i] - row_max[0])
             T.reduce_sum(x, part, dim=0)
             for i in T.Parallel(1):
-                total[i] = total[i] * T.exp(before[i] - peak[i]) + part[i]
+                row_sum[i] = row_sum[i] * T.exp(before[i] - row_max[i]) + part[i]
         for i in T.Parallel(1):
-            loss[row + i] = peak[i] + T.log(total[i]) - logits[row, labels[row]]
+            loss[row + i] = row_max[i] + T.log(row_sum[i]) - logits[row, labels[row]]
     return loss
 
 

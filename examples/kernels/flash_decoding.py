@@ -28,15 +28,15 @@ def decode_of(heads, kv_heads, dim, splits=4, block_N=64):
             v = T.alloc_shared((block_N, dim), "float32")
             scores = T.alloc_fragment((group, block_N), "float32")
             out = T.alloc_fragment((group, dim), "float32")
-            peak = T.alloc_fragment((group,), "float32")
+            row_max = T.alloc_fragment((group,), "float32")
             before = T.alloc_fragment((group,), "float32")
             part = T.alloc_fragment((group,), "float32")
-            total = T.alloc_fragment((group,), "float32")
+            row_sum = T.alloc_fragment((group,), "float32")
             each = T.ceildiv(T.ceildiv(length, block_N), splits)
             T.copy(Q[bb, bh, 0, 0], q)
             T.clear(out)
-            T.clear(total)
-            T.fill(peak, -1e30)
+            T.clear(row_sum)
+            T.fill(row_max, -1e30)
             for s in T.Pipelined(each, num_stages=2):
                 start = (bs * each + s) * block_N
                 T.copy(K[bb, start : start + block_N, bh, 0:dim], k)
@@ -44,38 +44,38 @@ def decode_of(heads, kv_heads, dim, splits=4, block_N=64):
                 T.gemm(q, k, scores, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(group, block_N):
                     scores[i, j] = T.if_then_else(start + j < length, scores[i, j] * scale, -T.infinity("float32"))
-                T.copy(peak, before)
-                T.reduce_max(scores, peak, dim=1, clear=False)
+                T.copy(row_max, before)
+                T.reduce_max(scores, row_max, dim=1, clear=False)
                 for i, j in T.Parallel(group, block_N):
-                    scores[i, j] = T.exp2(scores[i, j] - peak[i])
+                    scores[i, j] = T.exp2(scores[i, j] - row_max[i])
                 T.reduce_sum(scores, part, dim=1)
                 for i in T.Parallel(group):
-                    before[i] = T.exp2(before[i] - peak[i])
-                    total[i] = total[i] * before[i] + part[i]
+                    before[i] = T.exp2(before[i] - row_max[i])
+                    row_sum[i] = row_sum[i] * before[i] + part[i]
                 for i, j in T.Parallel(group, dim):
                     out[i, j] = out[i, j] * before[i]
                 T.gemm(scores, v, out)
             for i, j in T.Parallel(group, dim):
-                parts[bb, bh, bs, i, j] = out[i, j] / T.max(total[i], 1e-30)
+                parts[bb, bh, bs, i, j] = out[i, j] / T.max(row_sum[i], 1e-30)
             for i in T.Parallel(group):
-                lse[bb, bh, bs, i] = peak[i] + T.log2(T.max(total[i], 1e-30))
+                lse[bb, bh, bs, i] = row_max[i] + T.log2(T.max(row_sum[i], 1e-30))
         with T.Kernel(kv_heads, batch, threads=128) as (bh, bb):
             out = T.alloc_fragment((group, dim), "float32")
-            peak = T.alloc_fragment((group,), "float32")
-            total = T.alloc_fragment((group,), "float32")
+            row_max = T.alloc_fragment((group,), "float32")
+            row_sum = T.alloc_fragment((group,), "float32")
             T.clear(out)
-            T.clear(total)
-            T.fill(peak, -1e30)
+            T.clear(row_sum)
+            T.fill(row_max, -1e30)
             for s in T.serial(splits):
                 for i in T.Parallel(group):
-                    peak[i] = T.max(peak[i], lse[bb, bh, s, i])
+                    row_max[i] = T.max(row_max[i], lse[bb, bh, s, i])
             for s in T.serial(splits):
                 for i in T.Parallel(group):
-                    total[i] += T.exp2(lse[bb, bh, s, i] - peak[i])
+                    row_sum[i] += T.exp2(lse[bb, bh, s, i] - row_max[i])
                 for i, j in T.Parallel(group, dim):
-                    out[i, j] += T.exp2(lse[bb, bh, s, i] - peak[i]) * parts[bb, bh, s, i, j]
+                    out[i, j] += T.exp2(lse[bb, bh, s, i] - row_max[i]) * parts[bb, bh, s, i, j]
             for i, j in T.Parallel(group, dim):
-                O[bb, bh, i, j] = out[i, j] / total[i]
+                O[bb, bh, i, j] = out[i, j] / row_sum[i]
 
     return decode
 

@@ -15,14 +15,14 @@ def quantise(X):
     S = T.empty((M,), "float32")
     with T.Kernel(M, threads=128) as row:
         x = T.alloc_fragment((N,), "float32")
-        peak = T.alloc_fragment((1,), "float32")
+        absmax = T.alloc_fragment((1,), "float32")
         T.copy(X[row, 0:N], x)
-        T.reduce_absmax(x, peak, dim=0)
+        T.reduce_absmax(x, absmax, dim=0)
         for i in T.Parallel(1):
-            peak[i] = T.max(peak[i] / 127, 1e-12)
-            S[row + i] = peak[i]
+            absmax[i] = T.max(absmax[i] / 127, 1e-12)
+            S[row + i] = absmax[i]
         for i in T.Parallel(N):
-            Q[row, i] = T.cast(T.round(x[i] / peak[0]), "int8")
+            Q[row, i] = T.cast(T.round(x[i] / absmax[0]), "int8")
     return Q, S
 
 

@@ -16,16 +16,16 @@ def top_k(X, k=4):
     with T.Kernel(M, threads=128) as row:
         x = T.alloc_fragment((N,), "float32")
         place = T.alloc_fragment((N,), "int32")
-        peak = T.alloc_fragment((1,), "float32")
+        largest = T.alloc_fragment((1,), "float32")
         first = T.alloc_fragment((1,), "int32")
         T.copy(X[row, 0:N], x)
         for step in T.serial(k):
-            T.reduce_max(x, peak, dim=0)
+            T.reduce_max(x, largest, dim=0)
             for i in T.Parallel(N):
-                place[i] = T.if_then_else(x[i] == peak[0], i, N)
+                place[i] = T.if_then_else(x[i] == largest[0], i, N)
             T.reduce_min(place, first, dim=0)  # of equal ones the first
             for i in T.Parallel(1):
-                values[row, step + i] = peak[i]
+                values[row, step + i] = largest[i]
                 indices[row, step + i] = first[i]
             for i in T.Parallel(N):
                 x[i] = T.if_then_else(i == first[0], -T.infinity("float32"), x[i])

@@ -32,15 +32,15 @@ def attention_of(heads, dim, causal, block_M=64, block_N=64, dtype="float32"):
             scores = T.alloc_fragment((block_M, block_N), "float32")
             weights = T.alloc_fragment((block_M, block_N), dtype)
             out = T.alloc_fragment((block_M, dim), "float32")
-            peak = T.alloc_fragment((block_M,), "float32")
+            row_max = T.alloc_fragment((block_M,), "float32")
             before = T.alloc_fragment((block_M,), "float32")
             rescale = T.alloc_fragment((block_M,), "float32")
             part = T.alloc_fragment((block_M,), "float32")
-            total = T.alloc_fragment((block_M,), "float32")
+            row_sum = T.alloc_fragment((block_M,), "float32")
             T.copy(Q[bz, by, bx * block_M, 0], q)
             T.clear(out)
-            T.clear(total)
-            T.fill(peak, -1e30)  # finite, so that no difference of infinities is taken
+            T.clear(row_sum)
+            T.fill(row_max, -1e30)  # finite, so that no difference of infinities is taken
             stop = T.min(length, (bx + 1) * block_M) if causal else length
             for s in T.Pipelined(T.ceildiv(stop, block_N), num_stages=2):
                 T.copy(K[bz, by, s * block_N, 0], k)
@@ -50,21 +50,21 @@ def attention_of(heads, dim, causal, block_M=64, block_N=64, dtype="float32"):
                     key = s * block_N + j
                     last = T.min(bx * block_M + i, length - 1) if causal else length - 1
                     scores[i, j] = T.if_then_else(key <= last, scores[i, j], -T.infinity("float32"))
-                T.copy(peak, before)
-                T.reduce_max(scores, peak, dim=1, clear=False)
+                T.copy(row_max, before)
+                T.reduce_max(scores, row_max, dim=1, clear=False)
                 for i in T.Parallel(block_M):
-                    rescale[i] = T.exp2((before[i] - peak[i]) * scale)
+                    rescale[i] = T.exp2((before[i] - row_max[i]) * scale)
                 for i, j in T.Parallel(block_M, block_N):
-                    scores[i, j] = T.exp2((scores[i, j] - peak[i]) * scale)
+                    scores[i, j] = T.exp2((scores[i, j] - row_max[i]) * scale)
                 T.reduce_sum(scores, part, dim=1)
                 for i in T.Parallel(block_M):
-                    total[i] = total[i] * rescale[i] + part[i]
+                    row_sum[i] = row_sum[i] * rescale[i] + part[i]
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_M, dim):
                     out[i, j] = out[i, j] * rescale[i]
                 T.gemm(weights, v, out)
             for i, j in T.Parallel(block_M, dim):
-                out[i, j] = out[i, j] / total[i]
+                out[i, j] = out[i, j] / row_sum[i]
             T.copy(out, O[bz, by, bx * block_M, 0])
 
     return attention

@@ -44,15 +44,15 @@ def softmax(X):
     Y = T.empty((M, N), "float32")
     with T.Kernel(M, threads=128) as row:
         v = T.alloc_fragment((N,), "float32")
-        peak = T.alloc_fragment((1,), "float32")
-        total = T.alloc_fragment((1,), "float32")
+        row_max = T.alloc_fragment((1,), "float32")
+        row_sum = T.alloc_fragment((1,), "float32")
         T.copy(X[row, 0:N], v)
-        T.reduce_max(v, peak, dim=0)
+        T.reduce_max(v, row_max, dim=0)
         for i in T.Parallel(N):
-            v[i] = T.exp(v[i] - peak[0])
-        T.reduce_sum(v, total, dim=0)
+            v[i] = T.exp(v[i] - row_max[0])
+        T.reduce_sum(v, row_sum, dim=0)
         for i in T.Parallel(N):
-            Y[row, i] = v[i] / total[0]
+            Y[row, i] = v[i] / row_sum[0]
     return Y
 
 

@@ -35,15 +35,15 @@ def mla_decode_of(heads, latent=512, rope=64, block_H=16, block_N=64, dtype="flo
             scores = T.alloc_fragment((block_H, block_N), "float32")
             weights = T.alloc_shared((block_H, block_N), dtype)
             out = T.alloc_fragment((block_H, latent), "float32")
-            peak = T.alloc_fragment((block_H,), "float32")
+            row_max = T.alloc_fragment((block_H,), "float32")
             before = T.alloc_fragment((block_H,), "float32")
             part = T.alloc_fragment((block_H,), "float32")
-            total = T.alloc_fragment((block_H,), "float32")
+            row_sum = T.alloc_fragment((block_H,), "float32")
             T.copy(Q[by, bx * block_H, 0], q)
             T.copy(Q_pe[by, bx * block_H, 0], q_pe)
             T.clear(out)
-            T.clear(total)
-            T.fill(peak, -1e30)
+            T.clear(row_sum)
+            T.fill(row_max, -1e30)
             for s in T.Pipelined(T.ceildiv(length, block_N), num_stages=2):
                 T.copy(KV[by, s * block_N, 0], kv)
                 T.copy(K_pe[by, s * block_N, 0], k_pe)
@@ -51,20 +51,20 @@ def mla_decode_of(heads, latent=512, rope=64, block_H=16, block_N=64, dtype="flo
                 T.gemm(q_pe, k_pe, scores, transpose_B=True)
                 for i, j in T.Parallel(block_H, block_N):
                     scores[i, j] = T.if_then_else(s * block_N + j < length, scores[i, j], -T.infinity("float32"))
-                T.copy(peak, before)
-                T.reduce_max(scores, peak, dim=1, clear=False)
+                T.copy(row_max, before)
+                T.reduce_max(scores, row_max, dim=1, clear=False)
                 for i, j in T.Parallel(block_H, block_N):
-                    scores[i, j] = T.exp2((scores[i, j] - peak[i]) * scale)
+                    scores[i, j] = T.exp2((scores[i, j] - row_max[i]) * scale)
                 T.reduce_sum(scores, part, dim=1)
                 for i in T.Parallel(block_H):
-                    before[i] = T.exp2((before[i] - peak[i]) * scale)  # what earlier results are multiplied by
-                    total[i] = total[i] * before[i] + part[i]
+                    before[i] = T.exp2((before[i] - row_max[i]) * scale)  # what earlier results are multiplied by
+                    row_sum[i] = row_sum[i] * before[i] + part[i]
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_H, latent):
                     out[i, j] = out[i, j] * before[i]
                 T.gemm(weights, kv, out)
             for i, j in T.Parallel(block_H, latent):
-                out[i, j] = out[i, j] / total[i]
+                out[i, j] = out[i, j] / row_sum[i]
             T.copy(out, O[by, bx * block_H, 0])
 
     return mla_decode

@@ -22,15 +22,15 @@ def softmax_of(columns, dtype="float32"):
     def softmax(X: T.Tensor((rows, columns), dtype), Y: T.Tensor((rows, columns), dtype)):
         with T.Kernel(rows, threads=128) as row:
             x = T.alloc_fragment((1, columns), "float32")
-            peak = T.alloc_fragment((1,), "float32")
-            total = T.alloc_fragment((1,), "float32")
+            row_max = T.alloc_fragment((1,), "float32")
+            row_sum = T.alloc_fragment((1,), "float32")
             T.copy(X[row, 0], x)
-            T.reduce_max(x, peak, dim=1)
+            T.reduce_max(x, row_max, dim=1)
             for i, j in T.Parallel(1, columns):
-                x[i, j] = T.exp(x[i, j] - peak[i])  # at most 1, so nothing overflows
-            T.reduce_sum(x, total, dim=1)
+                x[i, j] = T.exp(x[i, j] - row_max[i])  # at most 1, so nothing overflows
+            T.reduce_sum(x, row_sum, dim=1)
             for i, j in T.Parallel(1, columns):
-                x[i, j] = x[i, j] / total[i]
+                x[i, j] = x[i, j] / row_sum[i]
             T.copy(x, Y[row, 0])
 
     return softmax

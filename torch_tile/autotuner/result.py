@@ -53,7 +53,7 @@ class AutotuneResult:
 
     @property
     def latency(self) -> float | None:
-        """Milliseconds of the best configuration."""
+        """Return the time of the best configuration in milliseconds."""
         return self.trials[self.best].latency
 
     @property
@@ -63,7 +63,7 @@ class AutotuneResult:
 
     @property
     def func(self) -> JITKernel | None:
-        """TileLang's name of `kernel`, which is called."""
+        """Return `kernel`, under TileLang's name, which is called."""
         return self.kernel
 
     def __repr__(self) -> str:

@@ -119,7 +119,7 @@ class Runner:
 
     @property
     def latency(self) -> float | None:
-        """Milliseconds of one call in its best turn; None if it failed."""
+        """Return the time of one call in its best turn in milliseconds; None if it failed."""
         return min(self.times, default=None)
 
 

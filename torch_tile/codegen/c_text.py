@@ -195,7 +195,7 @@ class Text(Visitor):
         return isinstance(expr, Cast) and expr.type in SIGNED and expr.a.dtype in SIGNED and self.is_natural(expr.a)
 
     def value(self, expr: Expr, wide: bool = False, above: int = 0) -> str:
-        """C++ text of a value, parenthesised where an operator binding as tightly as `above` needs it.
+        """Return the C++ text of a value, parenthesised where an operator binding as tightly as `above` needs it.
 
         `wide` computes integers in 64 bits.
         """
@@ -203,33 +203,33 @@ class Text(Visitor):
         return f"({text})" if own < above else text
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
-        """C++ text of a value, and how tightly its outermost operator binds."""
+        """Return the C++ text of a value, and how tightly its outermost operator binds."""
         if wide and expr.dtype not in SIGNED:
             return f"(int64_t){self.value(expr, above=PREFIX)}", PREFIX
         return self.text_of(expr, wide)
 
     def text_of(self, expr: Expr, wide: bool) -> tuple[str, int]:
-        """C++ text of a value by its class, and how tightly its outermost operator binds."""
+        """Return the C++ text of a value by its class, and how tightly its outermost operator binds."""
         method = self.method_of(expr)
         if method is None:
             raise InternalError(f"no C++ for {type(expr).__name__}", expr.span)
         return method(expr, wide)  # type: ignore[no-any-return]
 
     def index(self, expr: Expr, above: int = 0) -> str:
-        """C++ text of an index or size, in 64 bits."""
+        """Return the C++ text of an index or size, in 64 bits."""
         return self.value(expr, wide=True, above=above)
 
     def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
-        """C++ text of an element as it lies in memory."""
+        """Return the C++ text of an element as it lies in memory."""
         name = self.names.of(buffer)
         return f"{name}[{self.index(indices[0])}]" if indices else name
 
     def assigned(self, expr: Expr, to: DType) -> str:
-        """C++ text of a value for a variable of type `to`."""
+        """Return the C++ text of a value for a variable of type `to`."""
         return self.converted(expr, to) if is_small(to) else self.value(expr)
 
     def converted(self, expr: Expr, to: DType) -> str:
-        """C++ text of the element of type `to` that stores this value."""
+        """Return the C++ text of the element of type `to` that stores this value."""
         if is_small(to):
             kept = self.unchanged(expr)
             return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})" if kept is None else kept
@@ -238,7 +238,7 @@ class Text(Visitor):
         return self.value(expr)
 
     def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it is stored, if it is +0 or `is_moved`; None if it has to be rounded."""
+        """Return the C++ text of a small float as stored, if it is +0 or `is_moved`; None if it has to be rounded."""
         if isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0:
             return f"{storage(expr.dtype)}{{}}"
         if not self.is_moved(expr):
@@ -262,7 +262,7 @@ class Text(Visitor):
         return isinstance(expr, Load) or (isinstance(expr, Var) and expr in self.moved)
 
     def named(self, let: Let) -> tuple[str, str] | None:
-        """C++ type and text of a small float that a name holds as it is stored; None for any other value."""
+        """Return the C++ type and text of a small float that a name holds as it is stored; None for any other value."""
         value = let.value
         if not is_small(value.dtype) or not self.is_moved(value):
             return None
@@ -270,15 +270,15 @@ class Text(Visitor):
         return storage(value.dtype), self.converted(value, value.dtype)
 
     def stored(self, expr: Load | Var) -> str:
-        """C++ text of an element or name as it is stored."""
+        """Return the C++ text of an element or name as it is stored."""
         return f"tile::copied({self.in_place(expr)})"
 
     def in_place(self, expr: Load | Var) -> str:
-        """C++ text that names an element or a name."""
+        """Return the C++ text that names an element or a name."""
         return self.names.of(expr) if isinstance(expr, Var) else self.element(expr.buffer, expr.indices)
 
     def reinterpreted(self, call: Call) -> str:
-        """C++ text of a value's bits as stored in another type. An element of memory is not decoded."""
+        """Return the C++ text of a value's bits as stored in another type. An element of memory is not decoded."""
         value, of = call.args[0], call.args[0].dtype
         if isinstance(value, Load):
             text = self.element(value.buffer, value.indices)
@@ -287,12 +287,12 @@ class Text(Visitor):
         return f"tile::reinterpret<{storage(call.type)}, {storage(of)}>({text})"
 
     def unrounded(self, expr: Expr, to: DType) -> str:
-        """C++ text of a float that gives `expr` once it is rounded to `to`."""
+        """Return the C++ text of a float that gives `expr` once it is rounded to `to`."""
         (text, own), rounding = self.term(expr, False), f"tile::rounded<{storage(to)}>("
         return text.removeprefix(rounding)[:-1] if own == 99 and text.startswith(rounding) else text
 
     def update(self, call: Call) -> str:
-        """C++ text of an atomic update or load, which gives the previous value in the type of the element."""
+        """Return the C++ text of an atomic update or load, whose value is the previous one in the element's type."""
         (dtype,) = (a.buffer.dtype for a in call.args if isinstance(a, Address))
         option, element = str(call.options[0]), storage(dtype)
         where, *given = (self.value(a) if isinstance(a, Address) else self.converted(a, dtype) for a in call.args)
@@ -301,7 +301,7 @@ class Text(Visitor):
         return f"tile::atomic_load<{element}, __ATOMIC_{option.upper()}>({where})"
 
     def print_call(self, node: Print) -> str:
-        """C++ text of a statement that prints a scalar."""
+        """Return the C++ text of a statement that prints a scalar."""
         value = node.value
         if value is None:
             return f'printf("%s\\n", {string(node.message)});'
@@ -372,14 +372,14 @@ class Text(Visitor):
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
 
     def divisor(self, expr: Expr, wide: bool) -> str:
-        """C++ text of a divisor of naturals: 1 instead of 0, on which a machine would stop."""
+        """Return the C++ text of a divisor of naturals: 1 instead of 0, on which a machine would stop."""
         if isinstance(expr, Const) and expr.value != 0:
             return self.value(expr, wide, PRECEDENCE["/"] + 1)
         kind = "int64_t" if wide or self.is_index(expr) else storage(expr.dtype)
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def typed(self, expr: Expr, wide: bool = False) -> str | None:
-        """C++ text of a literal that names its type of 64 bits. None if the plain literal is as wide as its type.
+        """Return the C++ text of a literal that names its type of 64 bits; None if the plain literal is as wide.
 
         `wide` computes integers in 64 bits.
         """
@@ -447,7 +447,7 @@ class Text(Visitor):
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
 
     def foreign(self, node: Call, text: str) -> str:
-        """C++ text of a call of a function of the author's `text`, with its value held as other values are."""
+        """Return the C++ text of a call of a function of the author's `text`; its value is held like others."""
         given = []
         for a in node.args:
             kind = foreign_pointer(a.buffer.dtype, text) if isinstance(a, Address) else ""

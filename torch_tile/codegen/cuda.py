@@ -293,7 +293,7 @@ class _Cuda:
             out.line(f"const int {out.names.of(var)} = {here};")
 
     def alignment(self) -> tuple[int, ...]:
-        """Return for each tensor the bytes that its widest access, or a tensor map of it, takes."""
+        """Return the alignment in bytes that each tensor needs: that of its widest access, or of a tensor map."""
         found = IdMap((b, b.dtype.itemsize) for b in self.tensors)
         for node in (n for nodes in self.nodes for n in nodes):
             if isinstance(node, TensorMap):

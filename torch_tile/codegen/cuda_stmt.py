@@ -336,7 +336,7 @@ def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
 
 
 def registers_call(role: Role, threads: int, blocks: int = 1) -> str:
-    """C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`.
+    """Return the C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`.
 
     Of `blocks` such blocks, all have room on a multiprocessor.
     """

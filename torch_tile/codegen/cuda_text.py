@@ -153,7 +153,7 @@ class CudaText(Text):
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
     def typed(self, expr: Expr, wide: bool = False) -> str | None:
-        """C++ text of a literal that names its type of 64 bits; int32 that needs 64 bits is known by its interval."""
+        """Return the C++ text of a literal that names its type of 64 bits; an interval tells int32 that needs 64."""
         return super().typed(expr)
 
     def is_natural(self, expr: Expr) -> bool:
@@ -174,30 +174,30 @@ class CudaText(Text):
         return expr in self.leaving
 
     def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
-        """C++ text of a value, and how tightly its outermost operator binds.
+        """Return the C++ text of a value, and how tightly its outermost operator binds.
 
         With `wide` int32 arithmetic does not wrap: what may leave 32 bits is computed in 64.
         """
         return self.text_of(expr, wide)
 
     def converted(self, expr: Expr, to: DType) -> str:
-        """C++ text of the element of type `to` that stores this value."""
+        """Return the C++ text of the element of type `to` that stores this value."""
         if not is_small(to):
             return self.assigned(expr, to)
         return super().converted(expr, to)
 
     def stored(self, expr: Load | Var) -> str:
-        """C++ text of an element or name as it is stored."""
+        """Return the C++ text of an element or name as it is stored."""
         return self.in_place(expr)
 
     def assigned(self, expr: Expr, to: DType) -> str:
-        """C++ text of a value for a variable of type `to`."""
+        """Return the C++ text of a value for a variable of type `to`."""
         if to == dt.int32 and self.is_long(expr, False):
             return f"(int){self.value(expr, above=PREFIX)}"
         return super().assigned(expr, to)
 
     def call(self, call: Call) -> str:
-        """C++ text of a call, memory operands as pointers."""
+        """Return the C++ text of a call, memory operands as pointers."""
         intrinsic = lookup(call.name)
         if call.name == foreign.NAME:
             return self.foreign(call, foreign.text_of(call, is_cuda=True))
@@ -207,7 +207,7 @@ class CudaText(Text):
         return f"tile::{name}({self.arguments(call)})"
 
     def arguments(self, call: Call) -> str:
-        """C++ text of a call's arguments."""
+        """Return the C++ text of a call's arguments."""
         into = call.args[0] if call.args else None
         operands = [self.value(a) for a in call.args]
         if call.name in ("atomic", "store_at_rank") and isinstance(into, Address):

@@ -48,7 +48,7 @@ def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the numbers and texts for a function that is called often, or in graphs; the rest once its call has failed.
+    """Decorate a function that is called often: check numbers and texts first, explain the rest after a failure.
 
     The function's own error stays if it is a TileError, or if all arguments fit.
     """

@@ -82,7 +82,7 @@ class TilePass(CustomGraphPass):
         return shown()
 
     def uuid(self) -> Any:
-        """Identity for Inductor's caches: our sources, the stage and the settings."""
+        """Return the identity for Inductor's caches: our sources, the stage and the settings."""
         return ("torch_tile", self.stage, repr(self.settings), source_digest(), torch.__version__)
 
 
@@ -104,7 +104,7 @@ def _checkpointed(graph: Graph) -> Iterator[torch.fx.GraphModule]:
 
 
 def _graph_kind(graph: Graph) -> str:
-    """Inference, forward or backward, from the names that AOTAutograd gives placeholders and outputs."""
+    """Tell inference, forward and backward apart, by the names that AOTAutograd gives placeholders and outputs."""
     names = [n.name for n in graph.find_nodes(op="placeholder")]
     if any(n.startswith("tangents") for n in names):
         return "backward"

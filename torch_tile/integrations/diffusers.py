@@ -48,7 +48,7 @@ def attention(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Tensor:
-    """Attention as diffusers' dispatcher calls a backend.
+    """Compute attention as diffusers' dispatcher calls a backend.
 
     Args:
         query: `[B, Sq, H, D]`.

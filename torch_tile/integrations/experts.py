@@ -35,7 +35,7 @@ def is_experts(module: Any) -> bool:
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Experts as transformers' models call them.
+    """Compute experts as transformers' models call them.
 
     Args:
         self: the module, whose matrices, biases and gate are used.

@@ -151,7 +151,7 @@ def _torchao_int8(module: Any) -> nn.Module | None:
 
 
 def _torchao_float8(module: Any) -> nn.Module | None:
-    """torchao's `Float8Tensor`: float8 with scales of rows, of blocks of 128 x 128 or of the matrix."""
+    """Read torchao's `Float8Tensor`: float8 with scales of rows, of blocks of 128 x 128 or of the matrix."""
     weight: Any = module.weight
     n, k = weight.qdata.shape
     scale: Tensor = weight.scale.detach().to(torch.float32)
@@ -167,7 +167,7 @@ def _torchao_float8(module: Any) -> nn.Module | None:
 
 
 def _compressed(module: Any) -> nn.Module | None:
-    """compressed-tensors' layers, by which tensors they hold: packed words of integers or of NVFP4, int8, or float8."""
+    """Read compressed-tensors' layers by the tensors that they hold: packed integers or NVFP4, int8, or float8."""
     scheme: Any = module.quantization_scheme
     words: Tensor | None = getattr(module, "weight_packed", None)
     scale: Tensor = module.weight_scale.detach()
@@ -194,7 +194,7 @@ def _compressed(module: Any) -> nn.Module | None:
 
 
 def _packed_integers(module: Any, words: Tensor, scale: Tensor, bits: int) -> nn.Module:
-    """Integers of 4 or 8 bits in int32, the first in the lowest bits, less half of their range."""
+    """Read integers of 4 or 8 bits in int32, the first in the lowest bits, less half of their range."""
     n, k = (int(size) for size in module.weight_shape)
     runs, half = scale.shape[1], 1 << (bits - 1)
     if bits not in (4, 8) or k * bits % 32 or k % runs or not (runs == 1 or supported_group(k // runs)):
@@ -246,7 +246,7 @@ def _as_stored(tensor: Any) -> Tensor:
 
 
 def _float8_experts(module: Any) -> nn.Module | None:
-    """transformers' fine-grained float8: scales of blocks of 128 x 128, or of matrices; or MXFP4 in bytes."""
+    """Read transformers' fine-grained float8: scales of blocks of 128 x 128, or of matrices; or MXFP4 in bytes."""
     if not module.has_gate or module.activation_scheme != "dynamic":
         raise Unfit("it has no gate, or its activations have one scale")
     if getattr(module, "gate_softcap", None) is not None:

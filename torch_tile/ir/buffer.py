@@ -124,12 +124,12 @@ class Region(NotAValue, Node):
 
     @property
     def extents(self) -> tuple[Expr, ...]:
-        """Extent in each dimension of the buffer."""
+        """Return the extent in each dimension of the buffer."""
         return tuple(r.extent for r in self.ranges)
 
     @property
     def starts(self) -> tuple[Expr, ...]:
-        """First index in each dimension of the buffer."""
+        """Return the first index in each dimension of the buffer."""
         return tuple(r.start for r in self.ranges)
 
     @property
@@ -139,7 +139,7 @@ class Region(NotAValue, Node):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the region is written as all of its buffer, whose sizes may be known only at run time."""
+        """Return whether the region is written as all of its buffer; sizes may be known only at run time."""
         return all(
             is_zero(r.start) and (is_constant(r.extent, n.value) if isinstance(n, Const) else equal(r.extent, n))
             for r, n in zip(self.ranges, self.buffer.shape, strict=True)

@@ -72,19 +72,19 @@ class DType(str):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Return the size of one element in bytes."""
         return (self.bits * self.lanes + 7) // 8
 
     bytes = itemsize
 
     @property
     def is_float(self) -> bool:
-        """Any floating type, fp8 included."""
+        """Return whether it is a floating type, fp8 included."""
         return self.kind == "float"
 
     @property
     def is_integer(self) -> bool:
-        """Signed or unsigned, not bool."""
+        """Return whether it is an integer, signed or unsigned, and not bool."""
         return self.kind in ("int", "uint")
 
     def as_torch(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from torch_tile.ir.node import Node, field_names
 
 
 def fingerprint(node: Node, files: dict[str, int] | None = None) -> str:
-    """SHA-256 of `node` and everything below it, as hexadecimal digits.
+    """Return the SHA-256 of `node` and everything below it, as hexadecimal digits.
 
     `files` is filled with the author's files, numbered by first appearance: their folders are no part of the digest.
     """

@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Size of each dimension; it may exceed the tile's own where that did not divide evenly."""
+        """Return the size of each dimension; it may exceed the tile's own where that did not divide evenly."""
         return tuple(math.prod(d.size for d in digits) for digits in self.dims)
 
     def digits(self, axis: str) -> list[Digit]:
@@ -110,9 +110,9 @@ class Layout:
             found = {a + b for a in found for b in own}
         return tuple(r for r in range(self.extent("r")) if r not in found)
 
-    def vector_width(self, dim: int = -1) -> int:
-        """Return how many neighbours along `dim` are contiguous in registers or memory, in aligned runs."""
-        digits = self.canonical.dims[dim] if self.rank else ()
+    def vector_width(self) -> int:
+        """Return how many neighbours of the last dimension are contiguous in registers or memory, in aligned runs."""
+        digits = self.canonical.dims[-1] if self.rank else ()
         if not digits or digits[-1].axis == "t" or digits[-1].stride != 1:
             return 1
         size = digits[-1].size

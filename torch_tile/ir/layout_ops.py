@@ -84,23 +84,6 @@ def _xor(a: Expr, b: Expr) -> Expr:
     return b if zero[0] else a if zero[1] else binary("^", a, b)
 
 
-def element_of(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
-    """Return the element that `register` of `thread` holds."""
-    radix = MixedRadix(ranges)
-    extents = {axis: layout.extent(axis) for axis in ("t", "r")}
-    source = {a: radix.below(radix.of(e), extents[a]) for a, e in (("t", thread), ("r", register))}
-    found = []
-    for digits in layout.dims:
-        total, weight = Digits(), 1
-        for digit in reversed(digits):
-            top = digit.stride * digit.size >= extents[digit.axis]
-            part = radix.quotient(source[digit.axis], digit.stride, None if top else digit.size)
-            total += radix.below(part, digit.size).scaled(weight)
-            weight *= digit.size
-        found.append(total.expr())
-    return tuple(found)
-
-
 def owner_of(layout: Layout, thread: Expr) -> Expr | None:
     """Return the condition that `thread` holds first replicas; None if every thread does."""
     radix = MixedRadix()
@@ -133,13 +116,12 @@ def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
     return "\n".join([*lines, *(["..."] if height > rows else [])])
 
 
-def svg_picture(
-    layout: Layout, bits: int = 32, cell: int = 34, rows: int | None = None, columns: int | None = None
-) -> str:
+def svg_picture(layout: Layout, bits: int = 32, rows: int | None = None, columns: int | None = None) -> str:
     """Draw the grid, or its first `rows` and `columns`, as an SVG document with the indices beside it.
 
     `bits` of an element tell the bank of a memory layout.
     """
+    cell = 34  # pixels
     height, width = (min(size, most or size) for size, most in zip(_size(layout), (rows, columns), strict=True))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '

@@ -235,7 +235,7 @@ def _is_short(number: int) -> bool:
 
 
 def _digit(t: Term, dtype: DType) -> Expr:
-    """Return the digit itself, as an expression of a type that holds its parts."""
+    """Return `atom // divisor % modulus` as an expression of `dtype`, which must hold its parts."""
     if isinstance(t.atom, Const):
         value = int(t.atom.value) // t.divisor
         return const(value if t.modulus is None else value % t.modulus, dtype)

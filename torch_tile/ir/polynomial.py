@@ -99,7 +99,7 @@ class Polynomial:
         return Polynomial({m: c * factor for m, c in self.terms.items()} if factor else {})
 
     def atoms(self) -> set[int]:
-        """Numbers of the atoms that occur."""
+        """Return the numbers of the atoms that occur."""
         return {number for m in self.terms for number in m}
 
     def split(self, atom: int) -> tuple[Polynomial, Polynomial] | None:

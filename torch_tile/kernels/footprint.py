@@ -42,7 +42,7 @@ class Tile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all versions of the tile, side by side."""
+        """Return the size of all versions of the tile in bytes."""
         return self.versions * self.rows * self.columns * self.bits // 8
 
     @property
@@ -67,7 +67,7 @@ class Footprint:
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of the tiles alone."""
+        """Return the size of the tiles alone in bytes."""
         alone = [tile for tile in self.tiles if self.bulk and tile.bulk]
         sharing = [tile for tile in self.tiles if not (self.bulk and tile.bulk)]
         most = max(_aligned_bytes([tile.bytes for tile in sharing if part in tile.parts]) for part in EVERYWHERE)
@@ -75,7 +75,7 @@ class Footprint:
 
     @property
     def bytes(self) -> int:
-        """Upper bound of the shared memory of a block in bytes."""
+        """Return an upper bound of the shared memory of a block in bytes."""
         return self.tile_bytes + SPARE
 
     def fits(self, target: Target) -> bool:

@@ -102,7 +102,7 @@ def access_ptr(
 
 
 def tvm_access_ptr(ptype: Any, data: Tile, offset: Scalar, extent: Scalar, rw_mask: str | int) -> Pointer:
-    """T.access_ptr as TIR spells it: `offset` and `extent` are counted in elements from the first one of `data`.
+    """Return `T.access_ptr` as TIR spells it: `offset` and `extent` count elements from the first one of `data`.
 
     `rw_mask` is 1 to read, 2 to write, 3 for both; `ptype` gives the type of the elements.
     """

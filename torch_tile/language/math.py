@@ -156,7 +156,7 @@ def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
 
 
 def exp10(x: Scalar) -> Expr:
-    """10 to the power of `x`."""
+    """Compute 10 to the power of `x`."""
     base = to_expr(x, op="T.exp10")
     return intrinsics.call("pow", const(10, base.dtype if base.dtype.is_float else dt.float32), base)
 
@@ -477,7 +477,7 @@ def Not(a: Any) -> Any:
 
 
 def infinity(dtype: Any = "float32") -> Const:
-    """Positive infinity in `dtype`."""
+    """Return positive infinity in `dtype`."""
     return const(python_math.inf, dtype_of(dtype))
 
 

@@ -457,7 +457,7 @@ class _Wide(Rewriter):
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
 
     def visit_TileOp(self, node: TileOp) -> Stmt:
-        """Products and selections act on containers as on the type itself. Refuse other operations: their author must
+        """Let products and selections act on containers as on the type. Refuse other operations: their author must
         widen.
         """
         narrow = [r.buffer for r in find(node, Region) if is_narrow(r.buffer.dtype)]

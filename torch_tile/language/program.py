@@ -63,7 +63,7 @@ class PrimFunc:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """What TileLang keeps beside a function: its name, the positions of its results, options in the body."""
+        """Return what TileLang keeps beside a function: its name, the positions of its results, options in the body."""
         found: dict[str, Any] = {"global_symbol": self.__name__}
         if self.program.outputs:
             found["tilelang_out_idx"] = list(range(-len(self.program.outputs), 0))
@@ -236,7 +236,7 @@ def make_param(name: str, kind: TensorType | PointerType | DType) -> Buffer | Va
 
 
 def author_view(symbol: Buffer | Var) -> Any:
-    """Return a parameter as its author gets it."""
+    """Return what the traced function receives for a parameter: a Var, a Pointer or a Handle."""
     if isinstance(symbol, Var):
         return symbol
     return Pointer(symbol) if symbol.origin == "pointer" else Handle(symbol)

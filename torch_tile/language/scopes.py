@@ -342,7 +342,7 @@ def empty(*shape: Any, dtype: Any = "float32") -> Handle:
 
 
 def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
-    """Scratch memory in global memory, shared by all kernels of the program and freed after it."""
+    """Allocate scratch memory in global memory, shared by all kernels of the program and freed after it."""
     tracer("T.alloc_global")
     return Handle(_workspace(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype))))
 
@@ -355,7 +355,7 @@ def _workspace(of: TensorType, name: str = "") -> Buffer:
 
 
 def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:
-    """Dimensions known only at run time, by `names`: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`.
+    """Make dimensions known only at run time, by `names`: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`.
 
     `multiple_of` divides all their values: launches check it, and GPU kernels access memory in wider pieces for it.
     """
@@ -367,7 +367,7 @@ symbolic = dynamic
 
 
 def const(names: str) -> Any:
-    """Dimensions that an eager kernel learns from its arguments, compiled for each value: `M, N = T.const("M, N")`.
+    """Make dimensions that an eager kernel learns from arguments, compiled for each value: `M, N = T.const("M, N")`.
 
     Commas or blanks part the names.
     """

@@ -95,7 +95,7 @@ class _Returns:
         return [Store(self.done, (), const(True, dt.bool_), span=one.span), Break()]
 
     def _guarded(self, rest: Sequence[Stmt], one: Stmt, looped: bool) -> list[Stmt]:
-        """What follows a statement that ended some threads, for the threads that are left."""
+        """Guard what follows a statement that ended some threads, for the threads that are left."""
         self.flagged = True
         ended: Expr = Load(self.done, ())
         if looped:

@@ -47,14 +47,14 @@ def get_thread_bindings() -> tuple[Expr, ...]:
 
 
 def get_thread_extent(dim: int = 0) -> int:
-    """Threads of a block along dimension `dim`: 1 along one that `threads` leaves out."""
+    """Return how many threads a block has along dimension `dim`: 1 along one that `threads` leaves out."""
     threads = _launch("T.get_thread_extent").threads
     _check("T.get_thread_extent", dim)
     return int(threads[dim]) if dim < len(threads) else 1
 
 
 def get_thread_extents() -> tuple[int, ...]:
-    """Threads of a block along each of three dimensions."""
+    """Return how many threads a block has along each of three dimensions."""
     return tuple(get_thread_extent(d) for d in range(RANK))
 
 
@@ -71,7 +71,7 @@ def get_block_bindings() -> tuple[Var, ...]:
 
 
 def get_block_extent(dim: int = 0) -> Any:
-    """Blocks of the grid along dimension `dim`: an integer where it is known, 1 along one that the grid leaves out."""
+    """Return how many blocks the grid has along `dim`: an integer if known, 1 along one that the grid leaves out."""
     grid = _launch("T.get_block_extent").grid
     _check("T.get_block_extent", dim)
     size = grid[dim] if dim < len(grid) else 1
@@ -79,7 +79,7 @@ def get_block_extent(dim: int = 0) -> Any:
 
 
 def get_block_extents() -> tuple[Any, ...]:
-    """Blocks of the grid along each of three dimensions."""
+    """Return how many blocks the grid has along each of three dimensions."""
     return tuple(get_block_extent(d) for d in range(RANK))
 
 
@@ -150,7 +150,7 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
 
 
 def tvm_storage_sync(scope: str = "shared") -> None:
-    """T.sync_threads() where `scope` is "shared" or "global", T.sync_warp() for "warp": TIR's spelling."""
+    """Emit `T.sync_threads()` where `scope` is "shared" or "global", T.sync_warp() for "warp": TIR's spelling."""
     need_choice("tvm_storage_sync", "scope", scope, ("shared", "shared.dyn", "global", "warp"))
     sync_warp() if scope == "warp" else sync_threads()
 

@@ -49,12 +49,12 @@ class Handle(NotAValue):
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        """Sizes: Python integers where known, expressions otherwise."""
+        """Return the sizes: Python integers where known, expressions otherwise."""
         return tuple(_plain(s) for s in (self.buffer.shape[:-1] if self.buffer.lanes else self.buffer.shape))
 
     @property
     def strides(self) -> tuple[Size, ...]:
-        """Elements between neighbours, per dimension."""
+        """Return how many elements lie between neighbours, per dimension."""
         if self.buffer.strides is not None:
             return tuple(_plain(s) for s in self.buffer.strides)
         strides: list[Size] = []

@@ -29,7 +29,7 @@ def Broadcast(value: Scalar, lanes: int) -> Vector:
 
 
 def Shuffle(vectors: Sequence[Any], indices: Sequence[int]) -> Any:
-    """Lanes of several vectors, counted through all of them, in the order of `indices`; one is a scalar."""
+    """Join lanes of several vectors, counted through all of them, in the order of `indices`; one is a scalar."""
     every = [lane for v in vectors for lane in (v.lanes if isinstance(v, Vector) else (to_expr(v),))]
     chosen = [int(getattr(n, "value", n)) for n in indices]
     if not chosen or not all(0 <= n < len(every) for n in chosen):
@@ -40,7 +40,7 @@ def Shuffle(vectors: Sequence[Any], indices: Sequence[int]) -> Any:
 
 
 def extract_lane(vector: Vector, lane: Scalar) -> Any:
-    """One lane of a vector, `vector[lane]`: a number, or an expression that is one."""
+    """Return one lane of a vector, `vector[lane]`: a number, or an expression that is one."""
     if not isinstance(vector, Vector):
         why, fix = f"is {type(vector).__name__}", "give a vector"
         raise error("bad_argument", None, op="T.extract_lane", name="vector", why=why, fix=fix)

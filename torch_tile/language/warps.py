@@ -55,19 +55,19 @@ def shfl_down(value: Scalar, delta: Scalar, width: int = WARP, mask: Scalar = FU
 
 
 def tvm_warp_shuffle(mask: Scalar, value: Scalar, lane: Scalar, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_sync(value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Scalar, value: Scalar, offset: Scalar, width: int = WARP, warp_size: int = WARP) -> Expr:
-    """T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_up(value, offset, width, mask)
 
 
 def tvm_warp_shuffle_down(
     mask: Scalar, value: Scalar, offset: Scalar, width: int = WARP, warp_size: int = WARP
 ) -> Expr:
-    """T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
+    """Emit T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_down(value, offset, width, mask)
 
 

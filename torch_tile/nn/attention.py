@@ -95,7 +95,7 @@ class Attention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attention of the new positions over themselves and the cached ones.
+        """Compute attention of the new positions over themselves and the cached ones.
 
         Args:
             hidden_states: `[B, S, hidden_size]`.

@@ -146,7 +146,7 @@ class QuantizedExperts(nn.Module):
 
     @explains_misfits
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """From tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
+        """Map tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
 
         Experts with numbers that do not exist add nothing.
         """
@@ -180,7 +180,7 @@ class QuantizedExperts(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Everything that says how the weights are stored."""
+        """Say how the weights are stored."""
         groups, inner, _ = self.gate_up_proj.shape
         return (
             f"{groups} x ({self.down_proj.shape[1]}, {inner // 2}), {self.format or f'{self.bits} bits'}, {self.gate}"
@@ -228,7 +228,7 @@ class Float8Experts(nn.Module):
 
     @explains_misfits
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """From tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
+        """Map tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
 
         Experts with numbers that do not exist add nothing.
         """

@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 
     @explains_misfits
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """From `[..., K]` and a residual `[..., N]` to `[..., N]`."""
+        """Map `[..., K]` and a residual `[..., N]` to `[..., N]`."""
         out: torch.Tensor = torch.ops.tile.linear.default(input, self.weight, self.bias, residual, self.activation)
         return out
 

@@ -217,7 +217,10 @@ def chunk_lightning_attn(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """Lightning attention (arXiv:2401.04658): head h of H decays by `exp(-8 h / H (1 - layer_idx / num_layers))`."""
+    """Compute lightning attention (arXiv:2401.04658).
+
+    Head h of H decays by `exp(-8 h / H (1 - layer_idx / num_layers))`.
+    """
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = -(8 / v.shape[2] * (1 - layer_idx / num_layers)) * heads
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)

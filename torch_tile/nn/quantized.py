@@ -118,7 +118,7 @@ class QuantizedLinear(nn.Module):
 
     @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
-        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("QuantizedLinear", input, self.in_features)
         x = input if self.compute_dtype is None else input.to(self.compute_dtype)
         aux, kinds, text = ([], "", "") if self.bias is None else ([self.bias], "r", of_layer("none", True, False))
@@ -133,7 +133,7 @@ class QuantizedLinear(nn.Module):
         return out.reshape(*input.shape[:-1], self.out_features).to(input.dtype)
 
     def extra_repr(self) -> str:
-        """Everything that says how the weight is stored."""
+        """Say how the weight is stored."""
         groups = 1 if self.scales is None else self.scales.shape[1]
         kind = self.format or f"{self.bits} bits of {self.words.dtype}"
         zeros = ", zeros" if self.zeros is not None else ""
@@ -179,7 +179,7 @@ class Float8Linear(nn.Module):
 
     @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
-        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Float8Linear", input, self.weight.shape[1])
         product: Any = _Float8Product.apply
         out: Tensor = product(flattened(input), self.weight, self.scale, self.input_scale)
@@ -231,7 +231,7 @@ class Int8Linear(nn.Module):
 
     @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
-        """From `[..., K]` to `[..., N]`, in the input's dtype."""
+        """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Int8Linear", input, self.weight.shape[1])
         product: Any = _Int8Product.apply
         out: Tensor = product(flattened(input), self.weight, self.scale, self.threshold)

@@ -178,7 +178,7 @@ def _of_given(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _register_autocast(
     op: torch._ops.OpOverload, device: str, names: tuple[str, ...], dtype: torch.dtype | None
 ) -> None:
-    """Under autocast on `device`, cast the floating tensors among `names` to `dtype` (None: autocast's own).
+    """Cast, under autocast on `device`, the floating tensors among `names` to `dtype` (None: autocast's own).
 
     `torch.library.register_autocast` would fix the dtype at registration. Like torch's, the rule leaves float64 and
     tensors of other devices alone, and float8; unlike torch's, casts of parameters are not cached for the region.

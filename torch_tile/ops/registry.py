@@ -241,7 +241,7 @@ _KEPT = (bool, list, tuple, torch.dtype)
 
 
 def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
-    """Let an operator's Python form refuse values that torch would take for others; see `_refuse_kind`."""
+    """Wrap an operator's Python form: refuse arguments that torch would silently take as another kind."""
     return explained(form, lambda: form, _check_kinds(operator, list(inspect.signature(form).parameters)))
 
 

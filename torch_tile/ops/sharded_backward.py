@@ -88,7 +88,7 @@ class _Sharding:
                 yield None
 
     def run(self, backward: Backward, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients of all arguments, from DTensors to DTensors."""
+        """Compute the gradients of all arguments, from DTensors to DTensors."""
         saved = self.rule.inputs if self.rule.saved is None else self.rule.saved
         here = _LocalContext(ctx, [self._local(t, d) for t, d in zip(ctx.saved_tensors, saved, strict=True)])
         upstream = [self._local(g, d) for g, d in zip(grads, self.rule.outputs, strict=False)]
@@ -143,7 +143,7 @@ class _Sharding:
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

@@ -78,7 +78,7 @@ class HostCompiler:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What of the compiler and its flags is part of a library's key: the OpenMP library by its name."""
+        """Return what of the compiler and its flags is part of a library's key: the OpenMP library by its name."""
         link = [part for part in self.link if not part.startswith("-Wl,-rpath,")]
         return (self.identity, *self.flags, *(os.path.basename(part) for part in link))
 

@@ -196,9 +196,9 @@ def describe(extents: Iterable[Expr]) -> str:
     return "(" + ", ".join(str(e.value) if isinstance(e, Const) else repr(e) for e in extents) + ")"
 
 
-def parallel(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt], names: str = "ijklmn") -> Stmt:
+def parallel(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt]) -> Stmt:
     """Build a T.Parallel nest over `extents` (at least one)."""
-    loop_vars = tuple(Var(names[d], dt.int32, "loop") for d in range(len(extents)))
+    loop_vars = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(len(extents)))
     zeros = tuple(const(0, dt.int32) for _ in extents)
     return For(LoopKind.PARALLEL, loop_vars, zeros, tuple(extents), Block((body(loop_vars),)))
 

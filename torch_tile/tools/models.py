@@ -52,11 +52,11 @@ class Sample:
     decodes: bool = False  # one token over a cache of its own, not a whole sequence
 
     def arguments(self, ids: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
-        """Positional and keyword arguments of the model, for tokens `[B, S]`."""
+        """Return the positional and keyword arguments of the model, for tokens `[B, S]`."""
         return (ids[:, :1] if self.decodes else ids,), {} if self.source == PLAIN else {"use_cache": False}
 
     def run(self, model: Any, ids: Tensor) -> Tensor:
-        """Logits `[B, S, V]`, or `[B, 1, V]`, of the model or of a compiled form of it."""
+        """Compute the logits `[B, S, V]`, or `[B, 1, V]`, of the model or of a compiled form of it."""
         args, kwargs = self.arguments(ids)
         out = model(*args, **kwargs)
         logits: Tensor = out if isinstance(out, torch.Tensor) else out.logits
@@ -69,12 +69,12 @@ def has_transformers() -> bool:
 
 
 def plain_llama(sizes: Sizes = SMALL) -> Sample:
-    """Grouped-query attention, SwiGLU, RMS norms, in plain torch."""
+    """Build grouped-query attention, SwiGLU, RMS norms, in plain torch."""
     return Sample("Llama", PLAIN, PlainModel(PlainAttention, sizes).eval(), sizes.vocabulary)
 
 
 def llama(sizes: Sizes = SMALL) -> Sample:
-    """Grouped-query attention, SwiGLU, RMS norms."""
+    """Build grouped-query attention, SwiGLU, RMS norms."""
     if not has_transformers():
         return plain_llama(sizes)
     import transformers
@@ -83,7 +83,7 @@ def llama(sizes: Sizes = SMALL) -> Sample:
 
 
 def deepseek(sizes: Sizes = SMALL) -> Sample:
-    """Latent attention, a dense and a mixture-of-experts layer; in plain torch, a step of decoding without experts."""
+    """Build latent attention, a dense and a mixture-of-experts layer; a decoding step in plain torch has no experts."""
     if not has_transformers():
         return Sample("DeepSeek-V3, decoding", PLAIN, PlainModel(PlainMLA, sizes).eval(), sizes.vocabulary, True)
     import transformers

@@ -11,7 +11,7 @@ IS_CUDA, IS_MPS, IS_NPU = bool(detected()), False, False
 
 
 def get_current_device() -> str:
-    """Where kernels for "auto" run: "cuda" if there is a GPU, else "cpu"."""
+    """Return where kernels for "auto" run: "cuda" if there is a GPU, else "cpu"."""
     return "cuda" if IS_CUDA else "cpu"
 
 
@@ -24,7 +24,7 @@ def device_synchronize() -> None:
 
 
 def get_available_cpu_count() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -79,7 +79,7 @@ def retrieve_shape(value: Any) -> list[Any]:
 
 
 def retrieve_stride(value: Any) -> list[Any]:
-    """Elements between neighbours of the buffer, by dimension; of a tensor's annotation, too."""
+    """Return the strides of a buffer, or of a tensor's annotation, in elements."""
     if isinstance(value, TensorType):
         value = value.buffer("", "global")
     return list(Handle(buffer_of(value)).strides)

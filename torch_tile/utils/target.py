@@ -16,12 +16,12 @@ def determine_target(target: object = "auto", return_object: bool = False) -> Ta
 
 
 def check_cuda_availability() -> bool:
-    """Whether there is a GPU."""
+    """Return whether there is a GPU."""
     return bool(detected())
 
 
 def target_is_cuda(target: object) -> bool:
-    """Whether a target is a GPU of NVIDIA's."""
+    """Return whether a target is a GPU of NVIDIA's."""
     return Target.of(target).kind == "cuda"
 
 
@@ -32,22 +32,22 @@ def _is(target: object, least: int, most: int) -> bool:
 
 
 def target_is_ampere(target: object) -> bool:
-    """Whether a target is sm_80 to sm_89."""
+    """Return whether a target is sm_80 to sm_89."""
     return _is(target, 80, 89)
 
 
 def target_is_hopper(target: object) -> bool:
-    """Whether a target is sm_90a."""
+    """Return whether a target is sm_90a."""
     return _is(target, 90, 90)
 
 
 def target_is_sm120(target: object) -> bool:
-    """Whether a target is sm_120 or sm_121."""
+    """Return whether a target is sm_120 or sm_121."""
     return _is(target, 120, 129)
 
 
 def target_has_bulk_copy(target: object) -> bool:
-    """Whether a target has bulk copies by tensor maps."""
+    """Return whether a target has bulk copies by tensor maps."""
     return Target.of(target).has_tma
 
 

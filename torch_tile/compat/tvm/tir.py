@@ -64,12 +64,12 @@ def _same(value: Any) -> Any:
 
 
 def _is_constant(types: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    """Return a test for constants whose Python value is of these types."""
+    """Return a predicate: whether an expression is a constant whose Python value is of these types."""
     return lambda e: isinstance(e, _expr.Const) and isinstance(e.value, types)
 
 
 def _is(op: str) -> Callable[[Any], bool]:
-    """Return a test for results of an operator."""
+    """Return a predicate: whether an expression is a `Binary` or `Unary` of this operator."""
     return lambda e: isinstance(e, _expr.Binary | _expr.Unary) and e.op == op
 
 

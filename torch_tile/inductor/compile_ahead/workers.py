@@ -32,7 +32,7 @@ QUIET = 30.0
 
 
 def ready() -> Any:
-    """Inductor's workers if they are ready, else None."""
+    """Return Inductor's workers if they are ready, else None."""
     try:
         found = compat.worker_pool(ready=True)
     except Exception:

@@ -320,7 +320,7 @@ def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, Grap
     parts = new, old
     mine, theirs = ({n.target: n for n in part.graph.find_nodes(op="placeholder")} for part in parts)
     for name in mine.keys() & theirs.keys():
-        _begin_later((mine[name], theirs[name]))
+        _start_at_view((mine[name], theirs[name]))
     ends = [next(iter(part.graph.find_nodes(op="output"))) for part in parts]
     outputs = [_before(pair) for pair in zip(*(end.args[0] for end in ends), strict=True)]
     for end, made in zip(ends, zip(*outputs, strict=True), strict=True):
@@ -331,8 +331,8 @@ def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, Grap
     return parts
 
 
-def _begin_later(inputs: tuple[Node, ...]) -> None:
-    """Replace an input, the same in both graphs, by the view that is its only user."""
+def _start_at_view(inputs: tuple[Node, ...]) -> None:
+    """Let both graphs start at the view that is an input's only user, if it is alike in both."""
     users = [list(node.users) for node in inputs]
     views = [each[0] for each in users if len(each) == 1 and _is_plain(each[0])]
     if len(views) < len(inputs) or {EXAMPLE, FROZEN} & inputs[0].meta.keys() or not _alike(views):

@@ -451,7 +451,7 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """Source text of the line, empty if the file cannot be read."""
+        """Return the source text of the line, empty if the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     def excerpt(self, around: int = 2) -> list[tuple[int, str]]:

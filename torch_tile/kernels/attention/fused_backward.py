@@ -148,7 +148,7 @@ class Scores:
 
     @property
     def reads_early(self) -> bool:
-        """Whether each query's log-sum-exp is read while its scores are made, not behind operands of products.
+        """Return whether each query's log-sum-exp is read while its scores are made, not behind operands of products.
 
         Windows leave no registers for it. Narrow heads gained nothing.
         """

@@ -102,7 +102,7 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Filters of a panel in which staged results leave, of 16 bits each.
+        """Return how many filters a panel of staged results has, of 16 bits each.
 
         Blocks of one box send all at once: panels would cut the filters of a warp, and their tiles are free by then.
         """

@@ -78,12 +78,12 @@ class Fields:
 
     @property
     def below(self) -> int:
-        """What is subtracted from a field that counts from 0 on."""
+        """Return what is subtracted from a field that counts from 0 on."""
         return self.offset + (self.half if self.signed else 0)
 
     @property
     def half(self) -> int:
-        """Half of the range of a field."""
+        """Return half of the range of a field."""
         return 1 << (self.bits - 1)
 
     @property
@@ -93,7 +93,7 @@ class Fields:
 
     @property
     def times(self) -> int:
-        """How many times as large a byte is as its number."""
+        """Return how many times as large a byte is as its number."""
         return 1 << self.place
 
     def bytes_of(self, word: Any, number: Any) -> Any:

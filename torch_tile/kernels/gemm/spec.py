@@ -83,7 +83,7 @@ class Spec:
 
     @property
     def adds(self) -> bool:
-        """Whether the epilogue only adds the product to the result before it, and bulk stores can do that."""
+        """Return whether the epilogue only adds the product to an earlier result, as bulk stores can."""
         alone = [x.kind for x in self.aux] == ["o"] and self.epilogue == ADDED
         return alone and self.out_dtype.itemsize == 2 and self.vector * self.out_dtype.itemsize == VECTOR_BYTES
 

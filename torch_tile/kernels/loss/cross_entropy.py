@@ -63,7 +63,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return how many threads a block has."""
         return self.rows * self.lanes if self.is_gpu else 128
 
     @property
@@ -73,7 +73,7 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Classes of a tile."""
+        """Return how many classes a tile has."""
         return self.lanes * self.pieces * self.vector
 
     @property

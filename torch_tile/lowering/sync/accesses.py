@@ -72,7 +72,7 @@ class Access:
 
     @cached_property
     def _versions(self) -> dict[Hashable, Access]:
-        """What `with_` has made of this access."""
+        """Return what `with_` has made of this access."""
         return {}
 
     def with_(self, **fields: Any) -> Access:

@@ -137,7 +137,7 @@ class Facts(Divergence):
 
     @cached_property
     def of_arrays(self) -> Divergence:
-        """Which arrays of threads hold values that differ between them."""
+        """Return which arrays of threads hold values that differ between them."""
         return Divergence(self.kernel, arrays=True)
 
     def is_divergent_loop(self, loop: For | While) -> bool:

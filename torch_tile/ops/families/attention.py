@@ -194,7 +194,7 @@ def _visible(args: AttentionArgs[Shape]) -> int:
 
 
 def _as_sdpa(args: AttentionArgs[Tensor]) -> Tensor:
-    """Attention as `F.scaled_dot_product_attention`, or written out where scores are modified."""
+    """Compute attention as `F.scaled_dot_product_attention`, or written out where scores are modified."""
     q, k, v = args.q, args.k, args.v
     mask: Any = args.mask
     at_zero = isinstance(args.q_offset, int) and args.q_offset == 0
@@ -250,7 +250,7 @@ def attention_backward(
     aux: Sequence[Tensor] | None = None,
     score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691.
+    """Compute the gradients of `attention` in q, k and v, as in arXiv:2307.08691.
 
     They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608). Float32 atomics add up
     its sums there. Under `torch.use_deterministic_algorithms` dq is the same, too.

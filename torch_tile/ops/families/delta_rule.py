@@ -163,7 +163,7 @@ def sharding_of_step(args: Any) -> Rule:
 
 
 def flops(args: Any) -> int:
-    """Products of the recurrence itself: what states learn, what they answer, and what they say of keys first."""
+    """Count the operations of the recurrence itself: updates of states, their reads by queries and by keys."""
     batch, length, heads, values = args.v
     return int((6 if hasattr(args, "beta") else 4) * batch * length * heads * values * args.q[3])
 

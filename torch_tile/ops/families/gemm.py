@@ -170,7 +170,7 @@ def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
 
 
 def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
-    """Names of the dimensions of a product's auxiliary operands, for sharding."""
+    """Return the names of the dimensions of a product's auxiliary operands, for sharding."""
     dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", ""), "g": ("group", "n")}
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
@@ -189,7 +189,7 @@ def gemm(
     *,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Matrix products of one left operand, joined by a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
+    """Multiply one left operand by matrices, with a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
 
     Args:
         a: `[M, K]` or `[B, M, K]`.

@@ -54,7 +54,7 @@ def _sharding_of_step(args: Any) -> Rule:
 
 
 def _flops(args: Any) -> int:
-    """Products of the recurrence itself: what states learn twice, what they say of a, and what they answer."""
+    """Count the operations of the recurrence itself: two updates of states, their reads by a and by queries."""
     batch, length, heads, values = args.v
     return int(8 * batch * length * heads * values * args.q[3])
 

@@ -410,7 +410,7 @@ class Shared:
         self.data[first[:, None] + np.arange(data.shape[1])] = data
 
     def _places(self, first: Array, size: int) -> Array:
-        """Return the places of shared memory, in units of this one's granularity, that runs of accesses cover."""
+        """Return the places, in units of `self.place` bytes, that runs of `size` bytes from `first` on cover."""
         return (first // self.place)[:, None] + np.arange(size // self.place)
 
     def _check_written(self, written: Array, places: Array, owner: Owner, span: Span | None) -> None:

@@ -210,7 +210,7 @@ class Timeline(Untimed):
         return run if intrinsic.sync is not None else plain
 
     def timed(self, node: Store | Let, step: Step) -> Step:
-        """Return `step`, which runs a statement, with the time of its instructions."""
+        """Wrap `step`, which runs a statement, to count the time of its instructions."""
         count, span = instructions(node), node.span
 
         def run() -> None:

@@ -55,7 +55,7 @@ class Nest:
 
     @property
     def all_extents(self) -> tuple[int, ...]:
-        """Extents of the nest and of the loops inside."""
+        """Return the extents of the nest and of the loops inside."""
         inner = [loop.stops[0] for loop in self.inner]
         return (*self.extents, *(int(e.value) if isinstance(e, Const) else 1 for e in inner))
 

@@ -107,7 +107,7 @@ def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
 
 
 def _allowed(nest: Nest, dims: Sequence[Dim | None], known: Layouts, ctx: ThreadContext) -> bool:
-    """Return whether loops inside stay in one thread, and iterations that need an order do."""
+    """Return whether a layout keeps inner loops, and iterations that need an order, in one thread."""
     spread_over = {k for k, dim in enumerate(dims) if any(d.axis == "t" and d.size > 1 for d in dim or ())}
     if any(k >= nest.rank for k in spread_over):
         return False

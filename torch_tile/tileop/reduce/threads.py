@@ -306,7 +306,7 @@ class ThreadReduce:
         return sorted(found)
 
     def far_digits(self) -> list[tuple[int, int]]:
-        """Size and stride of the thread digits of a row that shuffles do not reach."""
+        """Return the size and stride of the thread digits of a row that shuffles do not reach."""
         found = []
         for size, stride in self.thread_digits():
             if not (_power(size) and _power(stride)):
@@ -317,7 +317,7 @@ class ThreadReduce:
         return found
 
     def thread_digits(self) -> list[tuple[int, int]]:
-        """Size and stride of the thread digits of the folded dimensions."""
+        """Return the size and stride of the thread digits of the folded dimensions."""
         return [(d.size, d.stride) for n in self.folded for d in self.layout.dims[n] if d.axis == "t" and d.size > 1]
 
     def writer(self, across: bool = False) -> list[Expr]:

@@ -230,7 +230,7 @@ class Found:
 
     @property
     def gradients(self) -> list[Node]:
-        """Gradients that are wanted."""
+        """Return the gradients that are wanted."""
         found = self.query.gradient, self.key.gradient, self.value.gradient, self.of_mask
         return [x for x in found if x is not None]
 

@@ -49,6 +49,8 @@ from torch_tile.inductor.patterns.attention.scores import (
     read_scores,
 )
 
+MOST_STEPS = 6  # pointwise ones and views, between probabilities and the product that reads them
+
 
 @dataclass
 class Operand:
@@ -214,14 +216,14 @@ def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) ->
         node = user
 
 
-def _feeds_product(softmax: Node, backward: Collection[Node], depth: int = 6) -> bool:
+def _feeds_product(softmax: Node, backward: Collection[Node]) -> bool:
     """Return whether a product reads the probabilities, changed or not.
 
     It does not for a classifier or a router.
     """
     count = product(shape(softmax))
     nodes = [softmax]
-    for _ in range(depth):
+    for _ in range(MOST_STEPS):
         users = [u for n in nodes for u in n.users if u not in backward]
         if any(is_call(u, *PRODUCTS) for u in users):
             return True

@@ -62,7 +62,7 @@ class Product:
 
     @property
     def operands(self) -> tuple[Node, Node]:
-        """Left and right operands of the product."""
+        """Return the left and right operands of the product."""
         left, right = self.node.args[-2:]
         return left, right  # type: ignore[return-value]
 

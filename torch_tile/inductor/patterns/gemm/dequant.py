@@ -44,6 +44,7 @@ from torch_tile.inductor.patterns.attention.scores import aligned
 from torch_tile.inductor.patterns.gemm import epilogue
 from torch_tile.ops.families.dequant_gemm import FLOAT8, WHOLE, ZEROS, supported_group
 
+MOST_NODES = 64  # behind a weight that are looked through for bits
 Factor = tuple[Node, list[Group]]
 """A tensor and its dimensions."""
 
@@ -386,12 +387,12 @@ _STEPS = (
 )
 
 
-def reject_unknown_packing(weight: Any, most: int = 64) -> None:
+def reject_unknown_packing(weight: Any) -> None:
     """Raise `Miss` if the right operand of a product is made from bits of integers that `read` did not recognise."""
     seen: dict[Node, None] = {weight: None}
     pending = [weight]
     bits: Node | None = None
-    while pending and len(seen) < most:
+    while pending and len(seen) < MOST_NODES:
         node = pending.pop()
         if not is_call(node, *_STEPS):
             continue
