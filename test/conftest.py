@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // int(workers))))
     os.environ.setdefault("TORCH_TILE_VERIFY", "1")  # every stage is checked
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # starting a pool of compilers takes seconds
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # each fresh cache tries the CPU's instructions, for 5 to 13 s
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # trials of each fresh cache take 5 to 13 s
     missing = [name for name in CACHES if name not in os.environ]
     if missing:
         _made.append(tempfile.mkdtemp(prefix="torch_tile_test_"))
