@@ -13,6 +13,7 @@ import tempfile
 from typing import Any
 
 from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.runtime.cache import cache_dir
 
 CACHE = "TORCH_TILE_CACHE_DIR"
@@ -52,6 +53,10 @@ def is_cache_enabled() -> bool:
 @names_parameters
 def set_log_level(level: str | int) -> None:
     """Show torch_tile's messages from this level on: a `logging` number or its name. Raises ValueError."""
+    known = logging.getLevelNamesMapping()
+    if isinstance(level, str) and level.upper() not in known:
+        meant = did_you_mean(level, known) or f"; expected one of {', '.join(known)}"
+        raise ValueError(f"set_log_level: level is {level!r}{meant}")
     logging.getLogger("torch_tile").setLevel(level.upper() if isinstance(level, str) else level)
 
 

@@ -149,6 +149,11 @@ class Target:
     kind: str = "cpu"
     capability: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda") or not isinstance(self.capability, int):
+            why, fix = f"is {self.kind!r}, {self.capability!r}", "write Target.of('cpu'), or Target.of('cuda:sm_90a')"
+            raise error("bad_argument", None, op="Target", name="kind", why=why, fix=fix)
+
     @classmethod
     def of(cls, target: object = "auto") -> Target:
         """Parse a target: "auto" (a GPU if any), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".

@@ -30,7 +30,7 @@ from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.garbage import collector_paused
 from torch_tile.compiler.parallel import all_of
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
 from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target, spelled
@@ -261,6 +261,7 @@ def compile(
     return _compile(func, out_idx, target, pass_options("compile", **options))
 
 
+@explains_misfits
 def par_compile(
     funcs: Iterable[PrimFunc],
     out_idx: int | Sequence[int] | None = None,
@@ -270,10 +271,11 @@ def par_compile(
     **options: Unpack[CompileOptions],
 ) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
-    if isinstance(funcs, PrimFunc | JITFunction | JITKernel) or not isinstance(funcs, Iterable):
-        is_one = isinstance(funcs, PrimFunc | JITFunction | JITKernel)
-        why = f"is one kernel, {funcs.__name__}" if is_one else f"is {type(funcs).__name__}"
-        fix = "give a list of kernels, or call torch_tile.compile"
+    one = funcs if isinstance(funcs, PrimFunc | JITFunction | JITKernel) else None
+    if one is not None or not isinstance(funcs, Iterable) or isinstance(funcs, str | Mapping):
+        why = f"is one kernel, {one.__name__}" if one is not None else f"is {type(funcs).__name__}"
+        is_dict = isinstance(funcs, Mapping)
+        fix = "give its kernels, funcs.values()" if is_dict else "give a list of kernels, or call torch_tile.compile"
         raise error("bad_argument", None, op="par_compile", name="funcs", why=why, fix=fix)
     pass_options("par_compile", None, ("num_workers", "ignore_error"), **options)
     jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]

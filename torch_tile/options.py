@@ -163,7 +163,12 @@ def pass_options(
         if key in EFFECTIVE and not isinstance(value, bool | int):
             why = f"has {value!r} for {key!r}"[:80]
             raise error("bad_argument", None, op=op, name="pass_configs", why=why, fix="give True or False")
-    flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
+    is_list = compile_flags is None or isinstance(compile_flags, str | list | tuple)
+    flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ()) if is_list else []
+    wrong = compile_flags if not is_list else next((flag for flag in flags if not isinstance(flag, str)), None)
+    if wrong is not None:
+        why, fix = f"is {compile_flags!r}"[:80], 'give a text or a list of texts, ["--use_fast_math"]'
+        raise error("bad_argument", None, op=op, name="compile_flags", why=why, fix=fix)
     for flag in flags:
         if flag not in FAST_MATH_FLAGS and nearest(str(flag), FAST_MATH_FLAGS, 0.85):
             fix = f"did you mean {FAST_MATH_FLAGS[0]}?"

@@ -40,6 +40,7 @@ def torch_assert_close(
     return True
 
 
+@names_parameters
 def set_random_seed(seed: int = 42) -> None:
     """Seed the generators of Python, NumPy and torch."""
     import random
@@ -62,6 +63,7 @@ def main() -> None:
 _measured: dict[str, float] = {}
 
 
+@names_parameters
 def process_func(func: Callable[..., float], name: str | None = None, /, **kwargs: Any) -> None:
     """Call `func(**kwargs)`, which returns a time, and keep it under `name` (None: its module's) for `regression`.
 
@@ -112,12 +114,14 @@ class Requirement:
         return [pytest.mark.skipif(not self.holds(), reason=self.reason)]
 
 
+@names_parameters
 def requires_package(*packages: str) -> Requirement:
     """Skip tests where one of the packages cannot be imported."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return Requirement(f"needs {', '.join(missing)}", lambda: not missing)
 
 
+@names_parameters
 def requires_cuda_compute_version(major_version: int, minor_version: int = 0, mode: str = "ge") -> Requirement:
     """Skip tests unless the GPU's capability compares by `mode`: ge, gt, le, lt or eq.
 

@@ -4,13 +4,18 @@
 `pytest test/cubins -k "sm_90a and gemm"` picks some.
 """
 
+import importlib
+import pkgutil
+
 import pytest
 import torch
 
 from benchmarks.library import catalogue, launches
+from torch_tile import kernels
 from torch_tile.hardware import Target
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import calls
+from torch_tile.jit import JITFunction
 
 READ_EARLY = {"combine_pieces"}  # its schedule, which is there before the kernel ahead of it begins
 CASES = {case.name: case for case in catalogue()}
@@ -36,6 +41,14 @@ def test_compiles(chip, name):
         assert not in_order, f"a loop of {kernel.__name__} that one thread of all runs: {in_order}"
         shared = max(entry.shared_bytes for entry in kernel.launcher.source.entries)
         assert shared <= CHIPS[chip].shared_limit
+
+
+def test_every_kernel_has_a_case():
+    """A kernel without one is compiled for no GPU here, and has no footprint that is compared."""
+    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(kernels.__path__, "torch_tile.kernels.")]
+    known = {f.function for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
+    launched = {each.function.function for case in CASES.values() for each in launches(case, CHIPS["sm_90a"])}
+    assert len(known) > 50 and not {f"{f.__module__}.{f.__name__}" for f in known - launched}
 
 
 def refuse_overlaps(launch):

@@ -181,7 +181,68 @@ def list_of_tiles():
                 T.copy(A, tiles[k])  # here
 
 
+def nothing_added():
+    kernel_of(lambda x, A: None + 1)  # here
+
+
+def division_by_zero():
+    kernel_of(lambda x, A: x + 1 // 0)  # here
+
+
+def absent_key():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A[0] = {"present": 1.0}["absent"]  # here
+
+
+def absent_attribute():
+    kernel_of(lambda x, A: math.teleport)  # here
+
+
+def inside_a_library():
+    kernel_of(lambda x, A: torch.nn.functional.softmax([1.0], 0))  # here
+
+
+def dtype_of_torch():
+    kernel_of(lambda x, A: torch.float16(x))  # here
+
+
+def shape_called():
+    kernel_of(lambda x, A: x + A.shape(0))  # here
+
+
+def opened_tensor():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with A as a:  # here
+            a[0] = 1.0
+
+
+def text_for_a_lane():
+    kernel_of(lambda x, A: T.shfl_xor(x, "1"))  # here
+
+
+def too_much_for_a_macro():
+    kernel_of(lambda x, A: endless(A, x))  # here
+
+
+def layout_of_too_few_indices():
+    kernel_of(lambda x, A: T.Layout((4, 4), lambda i: i))  # here
+
+
 CASES = {
+    too_much_for_a_macro: ("bad_kernel_call", "endless(A, x)"),
+    layout_of_too_few_indices: ("bad_call", "T.Layout((4, 4), lambda i: i)"),
+    shape_called: ("python_value", "A.shape(0)"),
+    opened_tensor: ("python_value", "with A as a:"),
+    text_for_a_lane: ("bad_argument", 'T.shfl_xor(x, "1")'),
+    nothing_added: ("python_error", "None + 1"),
+    division_by_zero: ("python_error", "1 // 0"),
+    absent_key: ("python_error", '{"present": 1.0}["absent"]'),
+    absent_attribute: ("python_error", "math.teleport"),
+    inside_a_library: ("python_error", "torch.nn.functional.softmax([1.0], 0)"),
+    dtype_of_torch: ("python_value", "torch.float16(x)"),
     list_of_tiles: ("python_value", "tiles[k]"),
     products_in_packs_of_three: ("wrong_value", "T.gemm(a, a, c, k_pack=3, clear_accum=True)"),
     vote_on_a_float: ("float_predicate", "T.any_sync(A[tx])"),
@@ -221,6 +282,11 @@ FIXES = {
     misspelt_product: "did you mean `transpose_B`",
     misspelt_reduction: "did you mean `clear`",
     method_of_tensors: "T.reduce_sum",
+    dtype_of_torch: "write T.float16(x)",
+    too_much_for_a_macro: "its parameters are x",
+    shape_called: "write A.shape[0]",
+    opened_tensor: "T.Kernel(...)",
+    text_for_a_lane: "give a number",
 }
 
 
@@ -235,11 +301,12 @@ def test_names_that_are_missing_can_be_asked_for():
     assert not hasattr(T, "teleport") and getattr(T, "teleport", 3) == 3
 
 
-def test_python_errors_of_the_author_stay_as_they_are():
-    with pytest.raises(TypeError, match="NoneType"):
-        kernel_of(lambda x, A: None + 1)
-    with pytest.raises(AttributeError, match="teleport"):
-        kernel_of(lambda x, A: math.teleport)
+def test_errors_that_the_author_raises_stay_as_they_are():
+    def refuse(x, A):
+        raise KeyError("of mine")
+
+    with pytest.raises(KeyError, match="of mine"):
+        kernel_of(refuse)
 
 
 def test_python_maximum_says_what_to_use():

@@ -149,7 +149,7 @@ CASES = {
     copy_shape: ("copy_shape", "T.copy(A, tile)"),
     copy_values: ("copy_values", "T.copy(A, [1, 2])"),
     reduce_shape: ("reduce_shape", "T.reduce_sum(A, out, dim=1)"),
-    reduce_dim_of_no_number: ("reduce_dim", 'T.reduce_max(A, out, dim="rows")'),
+    reduce_dim_of_no_number: ("bad_argument", 'T.reduce_max(A, out, dim="rows")'),
     reduce_dim: ("reduce_dim", "T.reduce_max(A, out, dim=2)"),
     scan_shape: ("scan_shape", "T.cumsum(A, out)"),
     fill_value: ("fill_value", "T.fill(A, [0.0])"),

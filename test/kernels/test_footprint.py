@@ -2,8 +2,10 @@
 """Footprints of tilings, compared with the shared memory that the compiler allocates for the library's kernels."""
 
 from functools import partial
+from itertools import product
 
 import pytest
+import torch
 
 from benchmarks import library
 from torch_tile.hardware import Target
@@ -12,6 +14,7 @@ from torch_tile.ir.node import find
 from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward, tiling as attention
+from torch_tile.kernels.common import compute_dtype, machine_of
 from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import (
@@ -24,10 +27,27 @@ from torch_tile.kernels.gemm import (
     tiling as gemm,
 )
 from torch_tile.kernels.mla import spec as mla
+from torch_tile.kernels.split_k import combine_parts
 from torch_tile.lowering import lower_for_gpu
 
 TARGETS = ["sm_80", "sm_90a"]
+
+
+def join(dtype, width, splits):
+    """A case that joins splits: the catalogue has joins of few widths."""
+
+    def call(make):
+        part, part_lse = make((splits, 1, 2, 3, width), dtype), make((splits, 1, 2, 3), compute_dtype(dtype))
+        combine_parts(
+            part, part_lse, make(part.shape[1:], dtype), make(part_lse.shape[1:], part_lse.dtype), machine_of(part)
+        )
+
+    return library.Case(f"join {splits} splits of {width} {dtype}", call)
+
+
+DTYPES, WIDTHS = (torch.float16, torch.float32, torch.float64), (16, 72, 128, 576)
 CASES = [case for case in library.catalogue() if "bf16" not in case.name]  # whose tiles are those of fp16
+CASES += [join(*sizes) for sizes in product(DTYPES, WIDTHS, (1, 16, 20, 64))]
 
 
 def of_gemm(config, spec, bulk):
@@ -64,6 +84,7 @@ FOOTPRINTS = {
     "conv": lambda config, spec, bulk: conv.footprint(config, spec.product, bulk),
     "int8_rows_gemm": int8_rows.footprint,
     "attention": attention.footprint,
+    "combine": lambda dtype, part_dtype, latent, sharing, bulk: sharing.footprint(part_dtype, latent),
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),
     "key_gradients": lambda config, spec, outputs, bulk: backward.footprint(config, spec, outputs, bulk),
     "mla_decode": lambda config, spec, bulk: mla.footprint(config, spec),

@@ -6,6 +6,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Break, Continue, For, If, Let, Store, While
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -336,7 +337,7 @@ def test_helpers_run_as_plain_python():
 
 
 def test_exceptions_of_the_author_come_through():
-    with pytest.raises(KeyError, match="absent"):
+    with pytest.raises(TileError, match="KeyError: 'absent'"):
 
         @T.prim_func
         def kernel(out: T.Tensor((8,), "float32")):

@@ -319,3 +319,68 @@ def test_what_all_threads_do_in_a_loop_of_roles(target):
     check(kernel, target, a, b, c, sums)
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
     assert sums.tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def handing_over(form, lost=0):
+    """Half of the threads hands numbers to the other half by mbarriers; each thread works by itself."""
+
+    @T.macro
+    def give(n, a, bx, tx, s, full, free):
+        T.mbarrier_wait_parity(free[n % 2], n // 2 % 2 ^ 1)
+        s[n % 2, tx] = a[bx, tx] * (n + 1)
+        T.mbarrier_arrive(full[n % 2])
+
+    @T.macro
+    def take(n, sums, tx, s, full, free):
+        T.mbarrier_wait_parity(full[n % 2], n // 2 % 2)
+        sums[0] = sums[0] + s[n % 2, 127 - tx]
+        if n >= lost:
+            T.mbarrier_arrive(free[n % 2])
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 64), "int32"), B: T.Tensor((2, 64), "int32")):
+        with T.Kernel(2, threads=128) as bx:
+            tx = T.get_thread_binding()
+            s, sums = T.alloc_shared((2, 64), "int32"), T.alloc_local((1,), "int32")
+            full, free = T.alloc_barrier([64, 64]), T.alloc_barrier([64, 64])
+            sums[0] = 0
+            if form == "else":
+                if tx < 64:
+                    for n in T.serial(5):
+                        give(n, A, bx, tx, s, full, free)
+                else:
+                    for n in T.serial(5):
+                        take(n, sums, tx, s, full, free)
+            elif form == "two branches":
+                if tx >= 64:
+                    for n in T.serial(5):
+                        take(n, sums, tx, s, full, free)
+                if tx < 64:
+                    for n in T.serial(5):
+                        give(n, A, bx, tx, s, full, free)
+            else:
+                for n in T.serial(5):
+                    if tx >= 64:
+                        take(n, sums, tx, s, full, free)
+                    else:
+                        give(n, A, bx, tx, s, full, free)
+            T.sync_threads()
+            if tx >= 64:
+                B[bx, tx - 64] = sums[0]
+
+    return kernel
+
+
+@pytest.mark.parametrize("form", ["else", "two branches", "in a loop"])
+def test_threads_that_work_by_themselves_wait_for_each_other(form, seed):
+    """Warps of one branch go on while those of another wait, though neither branch is a role."""
+    a, b = torch.randint(-9, 9, (2, 64), dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+    found = torch_tile.compile(handing_over(form), target="cuda:sm_90a").interpret(a, b)
+    assert not found, found.report()
+    assert torch.equal(b, 15 * a.flip(1))
+
+
+def test_threads_that_wait_for_ever_are_still_found():
+    a, b = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+    found = torch_tile.compile(handing_over("else", lost=1), target="cuda:sm_90a").interpret(a, b)
+    assert "deadlock" in found.kinds, found.report()

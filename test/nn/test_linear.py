@@ -73,11 +73,11 @@ def test_layers_name_the_argument_that_is_no_tensor(value) -> None:
     """Each layer says which argument it is, and never that some type has no attribute."""
     classes, labels = torch.randn(4, 10), torch.zeros(4, dtype=torch.long)
     calls = [
-        (nn.Linear(64, 8), (value,), "x"),
-        (nn.LayerNorm(64), (value,), "x"),
+        (nn.Linear(64, 8), (value,), "input"),
+        (nn.LayerNorm(64), (value,), "input"),
         (nn.RMSNorm(64), (value,), "x"),
         (nn.GatedMLP(64, 32), (value,), "x"),
-        (nn.Attention(64, 4), (value,), "x"),
+        (nn.Attention(64, 4), (value,), "hidden_states"),
         (nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 64), "nf4"), (value,), "input"),
         (nn.Int8Linear.from_linear(torch.nn.Linear(64, 64)), (value,), "input"),
         (nn.Float8Linear.from_linear(torch.nn.Linear(64, 64)), (value,), "input"),

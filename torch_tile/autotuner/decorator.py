@@ -14,7 +14,7 @@ from torch_tile.autotuner.machine import can_measure
 from torch_tile.autotuner.result import AutotuneResult, Config, SearchSettings, Settings, settings_of, variant
 from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.diagnostics.errors import error
 from torch_tile.diagnostics.spelling import missing_attribute, nearest
 from torch_tile.hardware import Target
@@ -44,7 +44,7 @@ def get_autotune_inputs() -> Sequence[Any] | None:
     return _inputs.get()
 
 
-@names_parameters
+@explains_misfits
 def autotune(
     function: Any = None,
     *,
@@ -74,6 +74,8 @@ def autotune(
         one = ", ".join(f"{name!r}: {value[0]!r}" for name, value in lists.items() if value) or "'block': 64"
         fix = f"give a list with a dict for each configuration, configs=[{{{one}}}, ...]"
         raise error("bad_argument", None, op="autotune", name="configs", why="is missing", fix=fix)
+    if not callable(configs):
+        _check_dicts(configs)
     made = settings_of("autotune", settings)
 
     def decorate(decorated: Any) -> AutotunedFunction:

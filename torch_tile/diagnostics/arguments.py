@@ -12,15 +12,18 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.spelling import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What annotations mean: whether a value fits, and what is expected. Tensors have all of these methods.
-_NUMBERS: dict[object, tuple[Callable[[Any], bool], str]] = {
+Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+"""What an annotation means: whether a value fits, and what is expected."""
+
+# Tensors have all of these methods.
+_NUMBERS: dict[object, Kind] = {
     bool: (
         lambda x: type(x).__name__ in ("bool", "bool_", "SymBool") or (type(x) is int and x in (0, 1)),
         "True or False",
@@ -45,22 +48,40 @@ def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
-    """Look at the arguments of a function that is called often, or in graphs, once its call has failed."""
+    """Check the numbers and texts for a function that is called often, or in graphs; the rest once its call has failed.
+
+    The function's own error stays if it is a TileError, or if all arguments fit.
+    """
     from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
         if is_dynamo_compiling():
             return function(*args, **named)
+        names, options = _options(function)
+        for name, value in (*zip(names, args, strict=False), *named.items()) if options else ():
+            if name in options and not any(fits(value) for fits, _ in options[name]):
+                raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
         try:
             return function(*args, **named)
-        except (TypeError, AttributeError, IndexError):
-            problem = misfit(function, args, named)
+        except Exception as failed:
+            problem = None if hasattr(failed, "diagnostics") else misfit(function, args, named)
             if problem is None:
                 raise
         raise problem
 
     return call
+
+
+@functools.cache
+def _options(function: Callable[..., object]) -> tuple[list[str], dict[str, list[Kind]]]:
+    """Return the names of a function's parameters, and what those take that are numbers or texts."""
+    given = [
+        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    kinds = {p.name: kinds_of(p.annotation, function) for p in given}
+    plain = list(_NUMBERS.values())
+    return list(kinds), {name: kind for name, kind in kinds.items() if kind and all(one in plain for one in kind)}
 
 
 def can_take(function: object, count: int) -> bool:
@@ -107,41 +128,61 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        kinds = _kinds(parameter.annotation, function)
+        kinds = kinds_of(parameter.annotation, function)
         if kinds and not any(fits(value) for fits, _ in kinds):
-            wanted = " or ".join(text for _, text in kinds)
+            wanted = " or ".join(dict.fromkeys(text for _, text in kinds))
             if wanted.startswith("a tensor") and args and hasattr(args[0], "from_linear"):
                 wanted += f": {owner}.from_linear(nn.Linear(...)) makes it"
             elif hasattr(value, "data_ptr") and function.__name__ == "__init__":
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
             elif wanted.startswith(("a tensor", "a function")):
                 wanted += _remedy(name, value, wanted)
-            return TypeError(f"{owner}: {name} is {_shown(value)}; expected {wanted}")
+            return TypeError(f"{owner}: {name} is {shown(value)}; expected {wanted}")
     return refused
 
 
-def _kinds(annotation: object, function: Callable[..., Any]) -> list[tuple[Callable[[Any], bool], str]]:
-    """Return what an annotation allows, as in `_NUMBERS`; [] if that is anything, or cannot be told."""
+def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
+    """Return what an annotation of a function's allows; [] if that is anything, or cannot be told."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, function.__globals__)
         except (NameError, AttributeError):  # imported for type checkers only
             return []
-    parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    found: list[tuple[Callable[[Any], bool], str]] = []
+    is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    parts = typing.get_args(annotation) if is_union else (annotation,)
+    found: list[Kind] = []
     for part in parts:
         origin = typing.get_origin(part) or part
         if part in _NUMBERS:
             found.append(_NUMBERS[part])
+        elif getattr(part, "__name__", "") == "SymInt":
+            found.append(_NUMBERS[int])
         elif origin is Callable:
             found.append((callable, "a function"))
         elif origin in (Sequence, Iterable, list):
-            found.append((lambda x: hasattr(x, "__iter__") and not isinstance(x, str), "a list"))
+            found.append(_list_of(typing.get_args(part), function))
         elif isinstance(origin, type) and origin not in (object, Any, inspect.Parameter.empty):
             found.append((functools.partial(_is_one, origin), _class(origin)))
         else:
             return []
     return found
+
+
+def _list_of(element: tuple[object, ...], function: Callable[..., Any]) -> Kind:
+    """Return what an annotation of a sequence allows: no tensor, which is not taken for its rows."""
+    kinds = kinds_of(element[0], function) if len(element) == 1 else []
+
+    def fits(value: object) -> bool:
+        if isinstance(value, list | tuple):
+            return not kinds or all(any(fit(each) for fit, _ in kinds) for each in value)
+        return hasattr(value, "__iter__") and not isinstance(value, str | dict) and not hasattr(value, "data_ptr")
+
+    return fits, "a list of " + _plural(kinds[0][1]) if len(kinds) == 1 else "a list"
+
+
+def _plural(text: str) -> str:
+    """Return the plural of what messages expect: an integer, a tensor."""
+    return text.removeprefix("an ").removeprefix("a ") + "s" if text.startswith(("a ", "an ")) else text
 
 
 def _is_one(kind: type, value: object) -> bool:
@@ -160,7 +201,7 @@ def _class(kind: type) -> str:
     return f"{'an' if name[0] in 'AEIOUaeioun' and name[0] != 'u' else 'a'} {name}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value as messages show it: numbers and texts themselves, else the type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:60]

@@ -73,6 +73,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "give each a name where they are made: `with T.Kernel(m, n) as (bx, by):`, `for i, j in T.Parallel(m, n):`; "
         "a block's threads are `T.Kernel(m, threads=128)`",
     ),
+    "python_error": (
+        "Python cannot run this line: {problem}",
+        "Python runs the line once, while it traces the kernel: mend what the line computes with",
+    ),
     "python_value": ("Python computes here, with what only the device knows: {problem}", "{fix}"),
     "bad_choice": (
         "`x if c else y` chooses between {got}, and the condition is known only on the device",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Never
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Expr
+from torch_tile.ir.expr import Const, Expr, is_constant, is_zero
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.node import Node, node_class
+from torch_tile.ir.node import Node, equal, node_class
 
 if TYPE_CHECKING:
     import torch
@@ -136,6 +136,14 @@ class Region(NotAValue, Node):
     def tile_shape(self) -> tuple[Expr, ...]:
         """Return the region's own shape: without dimensions given by a single index."""
         return tuple(r.extent for r in self.ranges if r.keep)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the region is written as all of its buffer, whose sizes may be known only at run time."""
+        return all(
+            is_zero(r.start) and (is_constant(r.extent, n.value) if isinstance(n, Const) else equal(r.extent, n))
+            for r, n in zip(self.ranges, self.buffer.shape, strict=True)
+        )
 
 
 class Steps(NotAValue):

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.arguments import Kind, kinds_of, shown
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.bits import reinterpreted
 from torch_tile.ir.buffer import Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Load, Vector, cast, lanewise
+from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, is_number, lanewise
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
-from torch_tile.language.misuse import bad_call
-from torch_tile.language.trace import author_span, tracer
-from torch_tile.language.values import Annotation, copy_strided, dtype_of, fill_strided
+from torch_tile.language.misuse import CALLS, bad_call
+from torch_tile.language.trace import author_span, is_of_ours, is_of_python, tracer
+from torch_tile.language.values import Annotation, Handle, copy_strided, dtype_of, fill_strided
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 
@@ -132,10 +135,70 @@ def check_all(names: dict[str, Any]) -> None:
 
 
 def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of the language; report wrong arguments at the author's line."""
+    """Call a function of the language; report wrong arguments at the author's line.
+
+    The function's own checks come first: they know best. Annotations tell what those let pass, and what Python refuses.
+    """
     try:
-        return function(*args, **kwargs)
-    except TypeError as problem:
-        if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
+        found = function(*args, **kwargs)
+    except Exception as problem:
+        if isinstance(problem, TypeError) and problem.__traceback__ and problem.__traceback__.tb_next is None:
+            raise bad_call(name, function, str(problem), author_span()) from None  # Python could not even call it
+        if getattr(problem, "code", "") in ("bad_operand", "reduce_dim") and (
+            refused := _misfit(name, function, args, kwargs)
+        ):
+            raise refused from None  # it names the parameter
+        if not is_of_python(problem) or not is_of_ours(problem):
             raise
-        raise bad_call(name, function, str(problem), author_span()) from None  # Python could not even call it
+        given = ", ".join([*map(_shown, args), *(f"{key}={_shown(value)}" for key, value in kwargs.items())])
+        text = re.sub(r"[\w.]+\.<locals>\.", "", str(problem))
+        why = f"cannot take these arguments: {given} ({type(problem).__name__}: {text})"
+        parameters = ", ".join(inspect.signature(function).parameters)
+        told = error("bad_call", author_span(), name=name, why=why, parameters=parameters)
+        raise _misfit(name, function, args, kwargs) or told from problem
+    if refused := _misfit(name, function, args, kwargs):
+        raise refused
+    return found
+
+
+def _misfit(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TileError | None:
+    """Build the error for the first argument that its annotation refuses; None if all fit."""
+    names, kinds = _declared(function)
+    for parameter, value in (*zip(names, args, strict=False), *kwargs.items()) if kinds else ():
+        if parameter in kinds and not any(fits(value) for fits, _ in kinds[parameter]):
+            fix = CALLS.get(name) or "give " + " or ".join(text for _, text in kinds[parameter])
+            fix = fix.replace("a Handle", "a buffer")
+            return error("bad_argument", None, op=f"T.{name}", name=parameter, why=f"is {_shown(value)}", fix=fix)
+    return None
+
+
+@functools.cache
+def _declared(function: Callable[..., Any]) -> tuple[list[str], dict[str, list[Kind]]]:
+    """Return the names of a function's positional parameters, and what all those take that annotations describe."""
+    given = inspect.signature(function).parameters.values()
+    single = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    kinds = {p.name: _kinds(p, function) for p in single}
+    placed = itertools.takewhile(lambda p: p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD), given)
+    return [p.name for p in placed], {name: kind for name, kind in kinds.items() if kind}
+
+
+def _kinds(parameter: inspect.Parameter, function: Callable[..., Any]) -> list[Kind]:
+    """Return what a parameter takes."""
+    if parameter.annotation in ("Scalar", "Scalar | None"):
+        is_optional = parameter.default is None or parameter.annotation != "Scalar"
+        return [_SCALAR, *(kinds_of(type(None), function) if is_optional else ())]
+    return kinds_of(parameter.annotation, function)
+
+
+def _is_scalar(value: object) -> bool:
+    """Return whether a value may be a number or an expression; what looks like a tile is checked further on."""
+    return is_number(value) or isinstance(value, Expr | Handle | Region | Steps | Vector)
+
+
+_SCALAR: Kind = (_is_scalar, "a number or an expression")
+
+
+def _shown(value: object) -> str:
+    """Return an argument as messages show it: what the author computes with by its own text."""
+    what = "the value" if isinstance(value, Expr) else "the buffer" if isinstance(value, Handle) else "the region"
+    return f"{what} `{value!r}`"[:80] if isinstance(value, Expr | Handle | Region) else shown(value)

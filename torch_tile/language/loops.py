@@ -166,7 +166,7 @@ def loop_break() -> None:
 loop_break.is_break = True  # type: ignore[attr-defined]  # rewrite.py looks for it
 
 
-def While(condition: Any) -> Any:
+def While(condition: Scalar) -> Any:
     """Loop while a condition holds, by TileLang's name: `with T.While(state[0] == 0):` is Python's `while`.
 
     Returns the condition, which is asked before each iteration. T.loop_break() leaves the loop.

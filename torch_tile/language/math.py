@@ -371,12 +371,12 @@ def fmul(x: Scalar, y: Scalar) -> Expr:
     return _ieee("mul", x, y, rounding_mode="rn")
 
 
-def floordiv(a: Any, b: Any) -> Any:
+def floordiv(a: Scalar, b: Scalar) -> Any:
     """Return `a // b`, rounded down."""
     return a // b
 
 
-def floormod(a: Any, b: Any) -> Any:
+def floormod(a: Scalar, b: Scalar) -> Any:
     """Return `a % b`, with the sign of b."""
     return a % b
 
@@ -400,7 +400,7 @@ def truncmod(a: Any, b: Any) -> Any:
     return x - truncdiv(x, y) * y
 
 
-def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:
+def index_to_coordinates(index: Scalar, shape: Sequence[Any]) -> list[Any]:
     """Return the coordinates of element number `index` of a row-major box of `shape`, modulo its size."""
     found: list[Any] = []
     for size in reversed(shape):
@@ -454,7 +454,7 @@ def logical_or(a: Any, b: Any) -> Any:
     return binary("or", a, b)
 
 
-def logical_not(a: Any) -> Any:
+def logical_not(a: Scalar) -> Any:
     """Return `not a`, computed on the device; a bool of Python's for one."""
     from torch_tile.ir.expr import truth, unary
 

@@ -22,7 +22,7 @@ from torch_tile.language.trace import author_span
 from torch_tile.language.values import Handle
 
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
-_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
+_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')", "divmod": "x // n and x % n"}
 _HAVE = {
     Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); functions, T's or yours, take it: f(A)",
     Region: "a region can be copied, filled, reduced and multiplied by T's functions",
@@ -64,7 +64,7 @@ _KEYWORDS = (
     (r"fill|clear|copy", r"dtype", _TYPED),
 )
 # How functions are called whose parameters' names alone do not say it.
-_CALLS = {
+CALLS = {
     "const": "give all names in one text: M, N = T.const('M, N')",
     "annotate_layout": "give a dictionary: T.annotate_layout({tile: layout})",
     "Pipelined": "give the number of iterations: for k in T.Pipelined(n, num_stages=2)",
@@ -108,6 +108,10 @@ _STATEMENTS = {
         "a loop is opened by `with`",
         "write `for i in T.Parallel(n):`",
     ),
+    "object does not support the context manager": (
+        "`with` opens what has no beginning and end",
+        "write `with T.Kernel(...) as bx:`; tiles, tensors and values are used as they are",
+    ),
     "'Handle' object is not callable": ("a buffer is called", "index it by brackets: A[i, j]"),
     "'Region' object does not support item assignment": _AGAIN,
     "'Region' object is not subscriptable": _AGAIN,
@@ -118,9 +122,8 @@ _ONE_VALUE = (
 )
 
 
-def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
-    """Return the author's error for the exception `problem`, raised on the author's own line at `span`; None for
-    others.
+def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
+    """Return the author's error for the exception `problem`, raised by the author's line at `span`.
 
     `language` has the functions whose calls may be wrong.
     """
@@ -144,6 +147,10 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     if isinstance(problem, IndexError) and "valid indices" in text:  # of NumPy, whose text names no class
         return error("python_value", span, problem=text.split("\n")[0], fix=_TABLE)
     indexed = re.match(r"([\w.]+)\.(shape|strides)\[", span.source()[span.column :]) if span else None
+    called = re.match(r"([\w.]+)\.(shape|strides)\((\w*)", span.source()[span.column :]) if span else None
+    if called and "'tuple' object is not callable" in text:
+        fix = f"`{called[2]}` is a tuple: write {called[1]}.{called[2]}[{called[3]}]"
+        return error("python_value", span, problem=f"`{called[1]}.{called[2]}` is called", fix=fix)
     if type(problem) is IndexError and indexed and "tuple" in text:
         fix = f"`{indexed[1]}.ndim` dimensions are counted from 0, or from -1 backwards"
         return error("python_value", span, problem=f"`{indexed[1]}` has no such dimension", fix=fix)
@@ -160,9 +167,13 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
     function = getattr(language, called[1], None) if called else None
     if callable(function):
         return bad_call(called[1], function, text, span)  # type: ignore[index]
+    if "'torch.dtype' object is not callable" in text:
+        called = re.match(r"[\w.]+\.(\w+)\(", span.source()[span.column :]) if span else None
+        fix = f"write T.{called[1]}(x)" if called else "write T.cast(x, dtype)"
+        return error("python_value", span, problem="a dtype of torch converts no value", fix=fix)
     words = set(re.findall(r"\w+", text))
     if words.isdisjoint(_CLASSES):
-        return None
+        return error("python_error", span, problem=f"{type(problem).__name__}: {text}")
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
     fix = _instead(span, language)
     if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
@@ -200,7 +211,7 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
     why = text[text.index("()") + 3 :] if "()" in text else text
     parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
-    fix = _CALLS.get(name, "")
+    fix = CALLS.get(name, "")
     if name.startswith("reduce_") and "missing" in why:
         fix = f"the result is a tile of yours: T.{name}(tile, out, dim) writes into `out`"
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters), fix=fix)
@@ -317,7 +328,10 @@ FAMILIES = (
     (r"(mma_|make_)?(gemm_)?block_?scaled\w*|\w+_blockscaled\w*|ptx_mma_block_scale|TensorCoreIntrinEmitterSM120",
      "products with scales of blocks are instructions of sm_100 and sm_120, and this compiler writes sm_80 and sm_90a: "
      "multiply the tiles by their scales before T.gemm"),
-    (r"u?int4|tfloat32|float8_e8m0fnu|float4\w*|float6\w*|float8_e4m3(b11fnuz|fnuz)?|float8_e3m4|float8_e5m2fnuz|is_float4\w*",
+    (r"float4_e2m1_unpacked",
+     f"to give each number of 4 bits a byte, a bulk copy {_SM100}: give the tile T.float4_e2m1fn"),
+    (r"is_float4\w*", "compare types: x.dtype == T.float4_e2m1fn"),
+    (r"float6\w*|float8_e4m3(b11fnuz)?|float8_e3m4",
      "no value of this type can be computed with: read it as uint8 and decode its bits"),
     (r"ptx_mma_sm70", "sm_70 is not supported: T.gemm chooses the instruction"),
     (r"[a-z]+\d+\w*x\d+", "values have one lane: write elements, in T.vectorized or T.Parallel"),

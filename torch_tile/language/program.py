@@ -349,7 +349,12 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
 
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        signature = inspect.signature(function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as problem:
+            fix = f"its parameters are {', '.join(signature.parameters)}"
+            raise error("bad_kernel_call", author_span(), name=function.__name__, why=str(problem), fix=fix) from None
         references = {}
         for name, value in bound.arguments.items():
             if isinstance(value, Load) and takes_reference(function, name, scope):
@@ -607,7 +612,11 @@ class _Run:
         missing = [name for name in self.wanted if name not in self.params and name not in declared]
         if not missing:
             return None
-        return error("tensor_not_annotated", parameter_span(self.call.function, missing[0]), name=missing[0])
+        default = inspect.signature(self.call.function).parameters[missing[0]].default
+        fix = f"the call gives a tensor for `{missing[0]}`: give a value as its default, {default!r}"
+        is_plain = isinstance(default, bool | int | float | str)
+        span = parameter_span(self.call.function, missing[0])
+        return error("tensor_not_annotated", span, name=missing[0], fix=fix if is_plain else "")
 
     def consts(self, names: str) -> Any:
         """Make the names of T.const: symbols while learning, integers afterwards."""

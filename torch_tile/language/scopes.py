@@ -303,7 +303,7 @@ def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
     return made
 
 
-def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
+def alloc_var(dtype: Any, init: Scalar | str | None = None, scope: str = "local.var") -> Any:
     """Make a mutable scalar of each thread. It starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
     `scope` is "local.var". Of a vector's dtype it is a vector, and `v[0]` a lane. In a loop it starts anew in each
@@ -311,7 +311,7 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Any:
     `...` leaves it undefined, as printed kernels have it.
     """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
-        init, scope = None, init
+        scope, init = init, None
     if isinstance(dtype, tuple | list | int):
         fix = f"T.alloc_var(dtype, init) holds one value; T.alloc_local({dtype!r}, dtype) holds several"
         raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=f"is the shape {dtype!r}", fix=fix)

@@ -8,15 +8,17 @@ tracing, every node knows the author's line and columns.
 from __future__ import annotations
 
 import contextlib
+import dis
 import linecache
 import math
 import os
 import re
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
@@ -26,14 +28,22 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Let, Stmt, Store, While
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics", "compat"))
-_JIT, _ERRORS = os.path.join(_PACKAGE, "jit.py"), os.path.join(_PACKAGE, "diagnostics", "errors.py")
-_OURS_FILES = (_JIT, _ERRORS, contextlib.__file__, "<string>")
+_ERRORS = os.path.join(_PACKAGE, "diagnostics", "errors.py")
+_OURS_FILES = (
+    *(os.path.join(_PACKAGE, name) for name in ("jit.py", "options.py")),
+    _ERRORS,
+    contextlib.__file__,
+    "<string>",
+)
+_LIBRARIES = tuple(sysconfig.get_path(where) + os.sep for where in ("stdlib", "purelib", "platlib"))
+_OF_VALUES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
 
 
-explainers: list[Callable[[Exception, Span | None], TileError | None]] = []
+explainers: list[Callable[[Exception, Span | None], TileError]] = []
 """What turns Python's exceptions into author errors: language/__init__.py, which knows all names of T, puts it here."""
 
 
@@ -211,10 +221,8 @@ def tracing() -> Iterator[Tracer]:
         items = re.search(rf" as (\w+(?:, \w+)*, {name}\b[\w, ]*):", span.source() if span else "")
         fix = f"write `as ({items[1]}):`: Python reads several `with` items here" if items else ""
         raise error("undefined_name", span, notes if is_later else (), name=name, fix=fix) from problem
-    except TileError:
-        raise
-    except (TypeError, AttributeError, LookupError) as problem:
-        if (told := _explained(problem)) is not None:
+    except Exception as problem:
+        if is_of_python(problem) and (told := _explained(problem)) is not None:
             raise told from problem
         raise
     finally:
@@ -269,14 +277,38 @@ def describe_statement(stmt: Stmt) -> str:
     return f"T.{name}" if name else type(stmt).__name__.lower()
 
 
+def is_of_python(problem: Exception) -> bool:
+    """Return whether an exception is one of Python's own that says: this value cannot be computed with."""
+    return type(problem).__module__ == "builtins" and isinstance(problem, _OF_VALUES)
+
+
+def is_of_ours(problem: Exception) -> bool:
+    """Return whether a function of the compiler raised an exception, no function of the author's."""
+    return _frames(problem)[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def _explained(problem: Exception) -> TileError | None:
-    """Turn Python's exception on the author's own line into an author error."""
-    trace = problem.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    """Turn Python's exception on an author's line into an author error; None for one that an author raises."""
+    frames = _frames(problem)
+    authors = [f for f in frames if not f.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    if not authors:
         return None
-    return explainers[-1](problem, span_at(trace.tb_frame.f_code, trace.tb_lasti))
+    folder = os.path.dirname(authors[0].tb_frame.f_code.co_filename)
+    own = [f for f in authors if not (name := f.tb_frame.f_code.co_filename).startswith(_LIBRARIES)
+           or os.path.dirname(name) == folder]  # fmt: skip
+    last = own[-1]
+    if last is frames[-1] and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE:
+        return None
+    return explainers[-1](problem, span_at(last.tb_frame.f_code, last.tb_lasti))
+
+
+def _frames(problem: Exception) -> list[TracebackType]:
+    """Return the frames that an exception has left, the innermost last."""
+    found, trace = [], problem.__traceback__
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
 
 
 def name_symbol(value: Any, name: str) -> None:

@@ -387,7 +387,7 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
                 want, fix = "integers side by side", f"give the sizes one by one: {', '.join(map(repr, size))}"
             elif isinstance(size, str) and size in dt.BY_NAME:
                 fix = f"the shape comes first, and the dtype behind it: (64, 64), {size!r}"
-            elif isinstance(size, str):
+            elif isinstance(size, str) and size.isidentifier():
                 fix = (
                     f"name the size first, and write no quotes here: {size} = T.const({size!r}), or T.dynamic({size!r})"
                 )

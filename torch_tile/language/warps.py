@@ -24,14 +24,14 @@ from torch_tile.tileop.reduce.op import combine
 FULL = 0xFFFFFFFF  # all lanes
 
 
-def shfl_sync(value: Any, lane: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+def shfl_sync(value: Scalar, lane: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of lane number `lane` in each group of `width` neighbouring lanes, a power of two up to 32."""
     value, lane, width = _operands("T.shfl_sync", value, lane, width, mask)
     source = lane if width == WARP else get_lane_idx() // width * width + lane % width
     return _made("T.shfl_sync", memory.shuffle(value, source))
 
 
-def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+def shfl_xor(value: Scalar, lane_mask: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane whose number differs in the bits of `lane_mask`, or the own one outside the group.
 
     A group has `width` lanes."""
@@ -40,31 +40,33 @@ def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) ->
     return got if width == WARP else select(bits < width, got, value)
 
 
-def shfl_up(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+def shfl_up(value: Scalar, delta: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane `delta` below; the first `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_up", value, delta, width, mask)
     got = _made("T.shfl_up", memory.shuffle_up(value, delta))
     return got if width == WARP else select(get_lane_idx() % width >= delta, got, value)
 
 
-def shfl_down(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+def shfl_down(value: Scalar, delta: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane `delta` above; the last `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_down", value, delta, width, mask)
     got = _made("T.shfl_down", memory.shuffle_down(value, delta))
     return got if width == WARP else select(get_lane_idx() % width + delta < width, got, value)
 
 
-def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+def tvm_warp_shuffle(mask: Scalar, value: Scalar, lane: Scalar, width: int = WARP, warp_size: int = WARP) -> Expr:
     """T.shfl_sync of lane `lane` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_sync(value, lane, width, mask)
 
 
-def tvm_warp_shuffle_up(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+def tvm_warp_shuffle_up(mask: Scalar, value: Scalar, offset: Scalar, width: int = WARP, warp_size: int = WARP) -> Expr:
     """T.shfl_up by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_up(value, offset, width, mask)
 
 
-def tvm_warp_shuffle_down(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+def tvm_warp_shuffle_down(
+    mask: Scalar, value: Scalar, offset: Scalar, width: int = WARP, warp_size: int = WARP
+) -> Expr:
     """T.shfl_down by `offset` as TIR spells it, with groups of `width`; `warp_size` is 32."""
     return shfl_down(value, offset, width, mask)
 
@@ -74,17 +76,17 @@ def activemask() -> Expr:
     return ballot_sync(True)
 
 
-def any_sync(predicate: Any, mask: Any = FULL) -> Expr:
+def any_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in any lane of the warp."""
     return cast(_made("T.any_sync", memory.vote_any(_vote("T.any_sync", predicate, mask))), dt.int32)
 
 
-def all_sync(predicate: Any, mask: Any = FULL) -> Expr:
+def all_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in all lanes of the warp."""
     return cast(_made("T.all_sync", memory.vote_all(_vote("T.all_sync", predicate, mask))), dt.int32)
 
 
-def ballot_sync(predicate: Any, mask: Any = FULL) -> Expr:
+def ballot_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return a uint64 with a bit for each lane of the warp, set where `predicate` holds."""
     return cast(_made("T.ballot_sync", memory.ballot(_vote("T.ballot_sync", predicate, mask))), dt.uint64)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.ops.checks import check_tensors
@@ -144,6 +144,7 @@ class QuantizedExperts(nn.Module):
         self.gate, self.interleaved, self.format = gate, interleaved, format
         self.bits, self.high_first, self.offset = bits, high_first, offset
 
+    @explains_misfits
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """From tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
 
@@ -225,6 +226,7 @@ class Float8Experts(nn.Module):
             self.register_buffer(name, tensor)
         self.gate = gate
 
+    @explains_misfits
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """From tokens `[T, K]`, the numbers of their experts and the weights of these `[T, experts]` to `[T, K]`.
 

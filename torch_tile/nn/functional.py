@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.kernels.epilogue.program import soft_cap
 
 Tensor = torch.Tensor
@@ -16,6 +17,7 @@ log: logging.Logger = logging.getLogger("torch_tile")
 _told: set[str] = set()
 
 
+@explains_misfits
 def attend(
     q: Tensor,
     k: Tensor,
@@ -64,6 +66,7 @@ def attend(
     return with_sinks(out.transpose(1, 2), lse.transpose(1, 2), sinks).transpose(1, 2)
 
 
+@explains_misfits
 def attend_varlen(
     q: Tensor,
     k: Tensor,
@@ -114,6 +117,7 @@ def attend_varlen(
     return with_sinks(out, lse.mT, sinks)
 
 
+@explains_misfits
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Return attention with sinks `[H]` from attention without, `[..., H, Dv]`, and its log-sum-exp `[..., H]`.
 
@@ -204,6 +208,7 @@ def _plain(
     return (weights[..., :skv] @ v).to(q.dtype)
 
 
+@explains_misfits
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Apply the rotary position embedding (RoFormer, arXiv:2104.09864).
 

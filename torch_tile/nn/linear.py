@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS
 
 
@@ -44,6 +44,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.activation: str = check_activation(activation)
 
+    @explains_misfits
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """From `[..., K]` and a residual `[..., N]` to `[..., N]`."""
         out: torch.Tensor = torch.ops.tile.linear.default(input, self.weight, self.bias, residual, self.activation)
@@ -88,6 +89,7 @@ class GatedMLP(nn.Module):
         self.up_proj: Linear = Linear(hidden_size, intermediate_size, bias, **factory)
         self.down_proj: Linear = Linear(intermediate_size, hidden_size, bias, **factory)
 
+    @explains_misfits
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias."""
         gate, up = self.gate_proj, self.up_proj

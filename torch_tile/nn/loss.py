@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.ops.losses import (
     check_reduction,
     cross_entropy_loss as cross_entropy,
@@ -40,6 +40,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         self.z_loss = z_loss
         check_reduction("CrossEntropyLoss", reduction)
 
+    @explains_misfits
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Compute `cross_entropy` of these arguments."""
         options = self.ignore_index, self.reduction, self.label_smoothing, self.z_loss
@@ -84,6 +85,7 @@ class LinearCrossEntropyLoss(nn.Linear):
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
 
+    @explains_misfits
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Compute the loss of `[..., K]` against class indices `[...]`."""
         return linear_cross_entropy(

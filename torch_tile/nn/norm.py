@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.nn.linear import check_activation
 from torch_tile.ops.checks import check_tensors
 
 
@@ -56,7 +57,7 @@ class RMSNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int] = (last_dimension(normalized_shape),)
-        self.eps, self.activation = eps, activation
+        self.eps, self.activation = eps, check_activation(activation)
         self.weight_offset, self.cast_first = weight_offset, cast_first
         size = self.normalized_shape[0]
         weight = torch.full((size,), 1.0 - weight_offset, device=device, dtype=dtype) if elementwise_affine else None
@@ -129,6 +130,20 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension; the parameters are the same."""
 
+    @names_parameters
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+
+    @explains_misfits
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `[..., N]` to `[..., N]`. Raises ValueError if it was made for several dimensions."""
         last_dimension(self.normalized_shape)

@@ -51,6 +51,7 @@ def unpack_fields(words: Tensor, bits: int, high_first: bool = False) -> Tensor:
     """Unpack bytes `[N, K * bits / 8]` to natural numbers `[N, K]` of uint8: the inverse of `pack_fields`."""
     if bits not in (1, 2, 4, 8):
         raise ValueError(f"bits is {bits}; expected 1, 2, 4 or 8")
+    _check_bytes(words)
     places = [*range(0, 8, bits)][:: -1 if high_first else 1]
     return torch.stack([words >> place & ((1 << bits) - 1) for place in places], -1).flatten(-2)
 
@@ -112,6 +113,12 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales, whole
 
 
+def _check_bytes(words: Tensor) -> None:
+    """Raise TypeError unless a tensor holds integers, as packed fields are."""
+    if words.is_floating_point() or words.is_complex():
+        raise TypeError(f"words has dtype {words.dtype}; expected torch.uint8, as pack_fields makes them")
+
+
 def _check_words(**given: Tensor) -> None:
     """Raise TypeError unless all tensors hold words of 32 bits."""
     for name, tensor in given.items():
@@ -138,6 +145,7 @@ def _nearest(numbers: Tensor, format: Any) -> Tensor:
 @explains_misfits
 def dequantize_4bit(words: Tensor, scales: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Widen words and scales of `quantize_4bit` to the weight `[N, K]` that they stand for."""
+    _check_bytes(words)
     weight: Tensor = kernels("gemm.dequant").dequantize(words, scales, None, BITS, True, 0, dtype, format)
     return weight
 

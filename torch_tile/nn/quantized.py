@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
@@ -116,6 +116,7 @@ class QuantizedLinear(nn.Module):
         weight: Tensor = widen(self.words, self.scales, self.zeros, *fields, dtype, self.format)
         return weight if self.whole_scale is None else weight * self.whole_scale.to(dtype)
 
+    @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("QuantizedLinear", input, self.in_features)
@@ -176,6 +177,7 @@ class Float8Linear(nn.Module):
         weight, scale = torch.ops.tile.quantize_fp8.default(linear.weight.detach(), 0, torch.float8_e4m3fn)
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach())
 
+    @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Float8Linear", input, self.weight.shape[1])
@@ -227,6 +229,7 @@ class Int8Linear(nn.Module):
         weight, scale = torch.ops.tile.quantize_int8.default(linear.weight.detach(), 0)
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach(), threshold)
 
+    @explains_misfits
     def forward(self, input: Tensor) -> Tensor:
         """From `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Int8Linear", input, self.weight.shape[1])

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.ops.checks import check_tensors
 from torch_tile.ops.recomputed import gradients_of
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
+@explains_misfits
 def cross_entropy_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -48,6 +50,7 @@ def cross_entropy_loss(
     return found
 
 
+@explains_misfits
 def linear_cross_entropy_loss(
     input: torch.Tensor,
     linear_weight: torch.Tensor,

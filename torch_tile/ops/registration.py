@@ -16,7 +16,7 @@ import torch
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
-from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, entry, form, in_torch
+from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, checked_op, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
 from torch_tile.torch_transforms import autograd_kernel, entry_by_entry, refuse_tangents
@@ -87,6 +87,9 @@ def register(**declaration: Any) -> Operator:
     # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     LIBRARY.define(operator.name + operator.schema, tags=tags)
+    packet = getattr(torch.ops.tile, operator.name)
+    packet._op = checked_op(operator, packet._op)
+    torch.jit._builtins._register_builtin(packet._op, f"tile::{operator.name}")
     _register_forward(operator)
     _register_gradient(operator)
     if operator.lower_precision:

@@ -136,8 +136,8 @@ FORMS: dict[str, Callable[..., Any]] = {}
 
 def documented(function: Callable[P, R]) -> Callable[P, R]:
     """Offer a function that is no declared operator's form as `torch_tile.ops.NAME`."""
-    FORMS[function.__name__] = function
-    return function
+    FORMS[function.__name__] = explained(function, lambda: function)
+    return FORMS[function.__name__]
 
 
 def operator_of(target: Any) -> Operator | None:
@@ -236,23 +236,45 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
     return call
 
 
+_KEPT = (bool, list, tuple, torch.dtype)
+"""Types of values that torch takes as they are, or refuses."""
+
+
 def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
     """Let an operator's Python form refuse values that torch would take for others; see `_refuse_kind`."""
-    hints = hints_of(operator.args)
-    kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints.items()}
-    names = list(inspect.signature(form).parameters)
+    return explained(form, lambda: form, _check_kinds(operator, list(inspect.signature(form).parameters)))
 
-    @functools.wraps(form)
+
+def checked_op(operator: Operator, op: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the function behind `torch.ops.tile.NAME` refuse these values, too, and name its arguments."""
+
+    def described() -> Callable[..., Any]:
+        """Return a function with the operator's signature; at the first error, as it takes a while for all."""
+        own = lambda: None  # noqa: E731
+        own.__qualname__ = f"tile.{operator.name}"
+        own.__signature__ = _signature(operator.args, object)  # type: ignore[attr-defined]
+        return own
+
+    return explained(op, described, _check_kinds(operator, list(hints_of(operator.args))))
+
+
+def explained(
+    function: Callable[P, R],
+    described: Callable[[], Callable[..., Any]],
+    check: Callable[[Any, Any], None] | None = None,
+) -> Callable[P, R]:
+    """Let a function name the argument that does not fit the signature of `described()`, once its call has failed."""
+
+    @functools.wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:
-        for name, value in (*zip(names, given, strict=False), *named.items()):
-            if isinstance(value, torch.Tensor | str) and kinds.get(name, "Tensor") not in ("Tensor", "str"):
-                _refuse_kind(f"tile.{operator.name}: {name}", kinds[name], value)
+        if check is not None:
+            check(given, named)
         try:
-            return form(*given, **named)
-        except TypeError:
+            return function(*given, **named)
+        except Exception:
             from torch_tile.diagnostics.arguments import misfit  # not before: `import torch_tile` needs none of it
 
-            problem = misfit(form, given, named)
+            problem = misfit(described(), given, named)
             if problem is None:
                 raise
         raise problem
@@ -260,8 +282,23 @@ def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _check_kinds(operator: Operator, names: Sequence[str]) -> Callable[[Sequence[Any], dict[str, Any]], None]:
+    """Make the check of a call with positional parameters `names`; see `_refuse_kind`."""
+    kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints_of(operator.args).items()}
+
+    def check(given: Sequence[Any], named: dict[str, Any]) -> None:
+        for name, value in (*zip(names, given, strict=False), *named.items()):
+            if type(value) in _KEPT or kinds.get(name, "Tensor") in ("Tensor", "str"):
+                continue
+            _refuse_kind(f"tile.{operator.name}: {name}", kinds[name], value)
+
+    return check
+
+
 def _refuse_kind(what: str, kind: str, value: Any) -> None:
     """Raise TypeError for a value that torch would take for another one, or refuse with a misleading text."""
+    if kind == "bool" and (value is None or (isinstance(value, int | float) and value not in (0, 1))):
+        raise TypeError(f"{what} is {value!r}; expected True or False")
     if kind == "Tensor[]" and isinstance(value, torch.Tensor):  # its rows
         raise TypeError(f"{what} is one tensor; expected a list of tensors")
     if kind == "ScalarType" and isinstance(value, str):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import vote_any
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Load, Var, binary, cast, const
 from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, For, If, Stmt, Store
@@ -102,7 +102,7 @@ class ScaleRows(RegisteredOp):
         The lanes of a warp run the op together then, and the branch has no barrier inside.
         """
         sides: tuple[Region, ...] = (self.tile, self.factors)
-        if not all(_whole_fragment(s) for s in sides) or ctx.count % 32 or not is_static(loop):
+        if not all(s.buffer.scope == "fragment" and s.is_whole for s in sides) or ctx.count % 32 or not is_static(loop):
             return False
         nest = nest_of(loop, ctx.values)
         layout, held = parallel_loops.layout_of(nest, ctx), self.factors.buffer.layout
@@ -118,9 +118,3 @@ class ScaleRows(RegisteredOp):
         shape = [env.size(e) for e in self.tile.tile_shape]
         scaled = tile.reshape(shape) * factors.to(tile.dtype).reshape(*rows, *rest)
         env.write(self.tile, scaled.reshape(tile.shape))
-
-
-def _whole_fragment(region: Region) -> bool:
-    """Return whether a region is all of a fragment."""
-    buffer: Buffer = region.buffer
-    return buffer.scope == "fragment" and same_extents(region.extents, buffer.shape)

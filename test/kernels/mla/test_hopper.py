@@ -30,7 +30,7 @@ in_threads = pytest.mark.parametrize("engine", ["threads"], indirect=True)
 
 def paged_cache(problems, batch, length, lengths, latent, dtype):
     """Pages in any order, with NaN past each sequence's end and in those that no sequence has."""
-    page = problems.pick(64, 128)
+    page = problems.pick(64, 128, 192)
     columns = -(-length // page)
     pages = batch * columns + 1
     table = torch.randperm(pages, generator=problems.generator)[: batch * columns].reshape(batch, columns).int()

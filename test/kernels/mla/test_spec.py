@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
+
 import pytest
 import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.mla.spec import Problem, Spec, config_for, splits_for
+from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
 
 CPU = Machine(Target("cpu"), 16)
 GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]
@@ -52,3 +54,29 @@ def test_shares_fill_a_wave_and_start_no_second(heads, batch, splits):
     config = config_for(spec, problem, GPUS[2])
     assert splits_for(config, problem, GPUS[2]) == splits
     assert batch * -(-heads // config.block_h) * splits <= GPUS[2].num_sms
+
+
+@pytest.mark.parametrize("latent", [512, 1024])  # by turns, and not
+def test_no_split_is_empty(latent, problems):
+    """An empty one would leave a part to join."""
+    spec = Spec(torch.bfloat16, latent, 64, False, False, True, 8)
+    for _ in range(200):
+        problem = Problem(
+            problems.random.randint(1, 70), problems.random.randint(17, 300), problems.random.randint(1, 40000)
+        )
+        config = config_for(spec, problem, GPUS[2])
+        splits = splits_for(config, problem, GPUS[2])
+        tiles = -(-problem.positions // config.block_kv)
+        each = -(-tiles // splits)
+        assert (splits - 1) * each < tiles, problem
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_blocks_of_positions_are_each_in_one_split(split, problems):
+    spec, config = Spec(torch.bfloat16, 512, 64, False, False, True, 8), Config(64, 64, split=split)
+    for _ in range(200):
+        length = problems.pick(0, 1, 64, 65, 2**31 - 1, problems.random.randint(0, 3000))
+        splits = problems.random.randint(1, 40) if split else 1
+        found = [tuple(map(int, spec.key_blocks(config, length, splits, n))) for n in range(splits)]
+        assert found[0][0] == 0 and found[-1][1] == -(-length // 64)
+        assert all(a[1] == b[0] and b[0] <= b[1] for a, b in itertools.pairwise(found))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products whose operands threads load go by wgmma, if all products of the kernel can."""
+"""Products whose operands threads load go by wgmma, alone or beside mma.sync."""
 
 import re
 
@@ -69,8 +69,8 @@ def test_where_it_is_chosen():
     assert report(gathered(threads=64)) == {"mma.sync"}
 
 
-def test_all_products_or_none():
-    """One product of 32 rows keeps the other ones at mma.sync: both kinds of accumulators would not fit."""
+def test_sums_that_outlive_an_iteration_stay_with_mma_sync():
+    """Beside a product of 32 rows they do: both kinds of accumulators would not fit."""
     assert report(gathered(rows=32)) == {"mma.sync"}
 
     @T.prim_func
@@ -86,6 +86,65 @@ def test_all_products_or_none():
             T.copy(d, D)
 
     assert report(mixed) == {"mma.sync"}
+
+
+def gradients(rows=64, keys=32, started=True, carried=True, threads=256):
+    """Products of a backward: scores of one iteration, sums of all iterations, and sums of `keys` rows that leave."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((rows, 64), "float16"), K: T.Tensor((2 * keys, 64), "float16"), at: T.Tensor((2 * keys,), "int32"),
+        dQ: T.Tensor((rows, 64), "float32"), dK: T.Tensor((2 * keys, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            q, k = T.alloc_shared((rows, 64), "float16"), T.alloc_shared((keys, 64), "float16")
+            p = T.alloc_shared((rows, keys), "float16")
+            s, dq = T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, 64), "float32")
+            dk = T.alloc_fragment((keys, 64), "float32")
+            T.copy(Q, q)
+            T.clear(dq)
+            for step in T.serial(2):
+                for i, j in T.Parallel(keys, 64):
+                    k[i, j] = K[at[step * keys + i], j]
+                if started:
+                    for i, j in T.Parallel(rows, keys):
+                        s[i, j] = T.if_then_else(at[step * keys + j] % 2 == 0, 1, 0)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=not started, policy=T.GemmWarpPolicy.FullCol)
+                T.copy(s, p)
+                T.gemm(p, k, dq, clear_accum=not carried)
+                T.gemm(p, q, dk, transpose_A=True, clear_accum=True)
+                T.copy(dk, dK[step * keys, 0])
+            T.copy(dq, dQ)
+
+    return kernel
+
+
+def by_line(kernel):
+    """Return what each product became, in the order of the text."""
+    found = tilelang.compile(kernel, target="cuda:sm_90a").schedule.remarks
+    lines = {r.span.line: r.became.split()[0] for r in found if r.op == "T.gemm"}
+    return [lines[line] for line in sorted(lines)]
+
+
+def test_sums_of_one_iteration_go_by_wgmma_beside_mma_sync():
+    assert by_line(gradients()) == by_line(gradients(started=False)) == ["wgmma", "mma.sync", "mma.sync"]
+    assert by_line(gradients(carried=False)) == ["wgmma", "mma.sync", "mma.sync"]  # they are stored behind the loop
+    assert by_line(gradients(keys=64)) == ["wgmma"] * 3
+    assert by_line(gradients(rows=32)) == ["mma.sync"] * 3
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("rows, keys", [(64, 32), (128, 16), (64, 48)])
+def test_values_of_both_kinds_of_products(rows, keys, started, way, seed):
+    """Sums that arithmetic began are in their registers when wgmma adds to them."""
+    q, k = (torch.randint(-2, 3, s).half() for s in ((rows, 64), (2 * keys, 64)))
+    at = torch.randint(0, 2 * keys, (2 * keys,), dtype=torch.int32)
+    dq, dk = torch.zeros(rows, 64), torch.zeros(2 * keys, 64)
+    way(gradients(rows, keys, started), q, k, at, dq, dk)
+    gathered = k.double()[at.long()]
+    p = (q.double() @ gathered.T + started * (at % 2 == 0)).half().double()
+    torch.testing.assert_close(dq.double(), p @ gathered, rtol=0, atol=0)
+    torch.testing.assert_close(dk.double(), p.T @ q.double(), rtol=0, atol=0)
 
 
 def test_the_library_keeps_its_own_choice():

@@ -13,9 +13,8 @@ from torch_tile.ir.expr import Call, Var, const
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For
-from torch_tile.tileop.base import region_of
 from torch_tile.tileop.reduce.op import REDUCTIONS
-from torch_tile.tileop.reduce.threads import accumulator, is_whole, result_layout, steps_of
+from torch_tile.tileop.reduce.threads import accumulator, result_layout, steps_of
 from torch_tile.tileop.threads import ThreadContext
 
 
@@ -96,12 +95,6 @@ def test_registers_are_walked_by_unrolled_loops():
 )  # fmt: skip
 def test_sums_are_kept_wide(source, target, wanted):
     assert accumulator(source, target) == wanted
-
-
-def test_whole_regions():
-    a = tile("a", (4, 6), scope="shared")
-    assert is_whole(region_of(a))
-    assert not is_whole(REDUCTIONS["sum"].build(a, tile("b", (4,))).src.__class__(a, region_of(a).ranges[:1] * 2))
 
 
 def test_sizes_are_constant():

@@ -54,6 +54,7 @@ def explain(
     if not callable(model):
         raise TypeError(f"explain: model is {type(model).__name__}; expected an nn.Module or a function")
     _refuse_unknown_keywords(model, kwargs)
+    _refuse_missing_inputs(model, args, kwargs)
     chosen = _options(select, options, backward)
     backend = functools.partial(dry_run, options=chosen, watch=True)
 
@@ -99,6 +100,19 @@ def _refuse_unknown_keywords(model: Any, named: Mapping[str, Any]) -> None:
                 f"explain: neither it nor the model's forward has a parameter {name!r}"
                 f"{did_you_mean(name, (*own, *parameters))}; {has}"
             )
+
+
+def _refuse_missing_inputs(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise TypeError for inputs that the model's forward cannot be called with."""
+    try:
+        signature = inspect.signature(getattr(model, "forward", model))
+    except (TypeError, ValueError):  # functions without a signature
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as problem:
+        text = f"explain: the model's forward takes ({', '.join(signature.parameters)}), got {len(args)} inputs"
+        raise TypeError(f"{text}: {problem}; give them behind the model, explain(model, *inputs)") from None
 
 
 def _options(select: str | None, options: Mapping[str, Any] | None, backward: bool) -> dict[str, Any]:

@@ -220,7 +220,7 @@ class Spec:
         if self.windowed and listed is None:
             first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
         if config.split:
-            each = T.ceildiv(T.max(end - first, 0), splits)
+            each = (T.max(end - first, 0) - 1) // splits + 1  # no sum passes 32 bits: 64 divide slowly
             first = first + split * each
             end = T.min(first + each, end)
         return first, end

@@ -91,23 +91,16 @@ def tiles_that_leave(program: Program, result: Buffer, dtype: DType) -> dict[Cop
                     later.add(stmt.var)
             if not isinstance(stmt, Copy):
                 continue
-            if stmt.dst.buffer is result and stmt.src.buffer in filled and _is_whole(stmt.src):
+            if stmt.dst.buffer is result and stmt.src.buffer in filled and stmt.src.is_whole:
                 fill, later = filled.pop(stmt.src.buffer)
                 if not contains(stmt.dst, Load) and not any(x in later for x in symbols(stmt.dst)):
                     found[fill] = stmt
             tile = stmt.dst.buffer
-            if tile.scope == "shared" and tile.dtype == dtype and _is_whole(stmt.dst) and stmt.as_loop():
+            if tile.scope == "shared" and tile.dtype == dtype and stmt.dst.is_whole and stmt.as_loop():
                 filled[tile] = stmt, IdSet()
     pairs = Counter(fill.dst.buffer for fill in found)
     uses = Counter(x for node in walk(program) for x in children(node) if isinstance(x, Buffer) and x in pairs)
     return {fill: leave for fill, leave in found.items() if uses[fill.dst.buffer] == 2 * pairs[fill.dst.buffer]}
-
-
-def _is_whole(region: Region) -> bool:
-    """Return whether a region is all of its buffer, which has a known size."""
-    shape = region.buffer.static_shape
-    corners = [tuple(getattr(x, "value", None) for x in (r.start, r.extent)) for r in region.ranges]
-    return shape is not None and corners == [(0, n) for n in shape]
 
 
 @contextlib.contextmanager

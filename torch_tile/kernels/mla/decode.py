@@ -135,7 +135,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     scale_types = [strided("scales", scale_shape, torch.float32, unit=False, align=4)] if spec.packed else []
     work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
-    out_dtype = accum if config.split else spec.dtype
+    out_dtype = config.part_dtype(spec) if config.split else spec.dtype
     out_shape = (*part, batch, lines, latent)
 
     @T.prim_func
@@ -145,7 +145,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
         kv: strided("kv", (d0, d1, latent), stored_dtype, multiple=stored_multiple),
         k_pe: strided("k_pe", (d0, d1, spec.rotary), rotary_dtype, multiple=spec.vector),
         *others: [*list_types, *scale_types, *table_types, *length_types, *work_item_types],
-        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, spec.dtype, multiple=latent),
+        out: strided("out", out_shape, out_dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
@@ -222,8 +222,8 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                 if first_owner >= last_owner:
                     for i in T.Parallel(rows):
                         lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
-                    if config.staged and not config.split:
-                        store_through(q_tile, lse_made, rescale, out, sequence, bx * rows)
+                    if config.staged:
+                        store_through(q_tile, lse_made, rescale, out, (*own, sequence), bx * rows)
                     else:
                         for i, c in T.Parallel(rows, latent):
                             out[(*own, sequence, bx * rows + i, c)] = T.cast(lse_made[i, c] * rescale[i], out_dtype)
@@ -305,7 +305,8 @@ def run(
     made = flash_mla_hopper if config.ping_pong else flash_mla
     if config.split:
         splits = splits_for(config, problem, machine, num_splits)
-        parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
+        part = q.new_empty((splits, batch, q_len * heads, latent), dtype=config.part_dtype(spec))
+        parts = part, lse.new_empty((splits, *lse.shape))
         machine.kernel(made)(config, spec)(*operands, *parts, float(scale))
         combine_parts(*parts, out, lse, machine)
         return True

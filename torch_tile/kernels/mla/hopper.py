@@ -218,15 +218,14 @@ class PingPong:
 
 
 def piece_of(
-    config: Config, spec: Spec, work_items: Any, lengths: Sequence[Any], covered: Any, splits: Any, split: Any, bz: Any,
+    config: Config, spec: Spec, work_items: Any, lengths: Sequence[Any], covered: Any, splits: Any, split: Any, at: Any,
     number: Any,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return a block's work: a sequence, its length, and a range of tiles. A schedule is read at the piece's number."""
-    sequence = work_items.sequence(split, number) if work_items else bz
-    length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Return the length of a block's sequence, and its range of tiles. A schedule is read at the piece's number."""
+    length = T.clamp(lengths[0][at], 0, covered) if lengths else covered
     if work_items:
-        return sequence, length, *work_items.blocks(split, number, config.block_kv, length)
-    return sequence, length, *spec.key_blocks(config, length, splits, split)
+        return length, *work_items.blocks(split, number, config.block_kv, length)
+    return length, *spec.key_blocks(config, length, splits, split)
 
 
 def pairs_of(begin: Any, end: Any) -> Any:
@@ -249,7 +248,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
     length_types = [] if spec.whole else [T.Tensor((batch,), "int32")]
     work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
-    out_shape = (*part, batch, lines, latent)
+    out_shape, out_dtype = (*part, batch, lines, latent), config.part_dtype(spec) if config.split else spec.dtype
 
     @T.prim_func
     def mla_decode_hopper(
@@ -258,7 +257,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
         kv: strided("kv", (d0, d1, latent), spec.dtype, multiple=spec.vector),
         k_pe: strided("k_pe", (d0, d1, spec.rotary), spec.dtype, multiple=spec.vector),
         *others: [*table_types, *length_types, *work_item_types],
-        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, spec.dtype, multiple=latent),
+        out: strided("out", out_shape, out_dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
@@ -289,12 +288,14 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                 T.dec_max_nreg(24)
                 done = T.alloc_var("int32", 0)
                 for number in T.serial(work_items.pieces(split)) if work_items else (0,):
-                    at, _, begin, end = piece_of(config, spec, work_items, lengths, covered, splits, split, bz, number)
+                    at = work_items.sequence(split, number) if work_items else bz
                     if work_items:
                         T.mbarrier_wait_parity(q_free, (number + 1) % 2)
                     T.tma_copy(q[at, bx * rows, 0], q_tile, barrier=q_full)
                     if T.shuffle_elect(128):
                         T.mbarrier_arrive(q_full)
+                    # After the queries, which need not wait for a length.
+                    _, begin, end = piece_of(config, spec, work_items, lengths, covered, splits, split, at, number)
                     halves.load_pairs((kv, k_pe), table, at, begin, pairs_of(begin, end), done)
                     done += pairs_of(begin, end)
             for side in [0, 1]:
@@ -302,8 +303,9 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                     T.inc_max_nreg(240)
                     done = T.alloc_var("int32", 0)
                     for number in T.serial(work_items.pieces(split)) if work_items else (0,):
-                        at, length, begin, end = piece_of(
-                            config, spec, work_items, lengths, covered, splits, split, bz, number
+                        at = work_items.sequence(split, number) if work_items else bz
+                        length, begin, end = piece_of(
+                            config, spec, work_items, lengths, covered, splits, split, at, number
                         )
                         limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
                         reach = length - q_len
@@ -328,11 +330,11 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                             if side == 0:
                                 for i in T.Parallel(rows):
                                     lse[(*own, at, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
-                            if config.split:
+                            if config.staged:
+                                store_through(q_tile, acc, rescale, out, (*own, at), bx * rows, side * half, bulk=True)
+                            else:
                                 for i, c in T.Parallel(rows, half):
                                     out[(*own, at, bx * rows + i, side * half + c)] = acc[i, c] * rescale[i]
-                            else:
-                                store_through(q_tile, acc, rescale, out, at, bx * rows, side * half)
                         else:
                             work_items.store_part(split, number, acc, rescale, row_max, bx * rows, side * half)
                         if work_items:

@@ -11,7 +11,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import BULK_BYTES, GRID_LIMITS
-from torch_tile.kernels.common import Machine, strided, typical
+from torch_tile.kernels.common import Machine, compute_dtype, strided, typical
 from torch_tile.kernels.footprint import Footprint, Tile
 
 
@@ -38,6 +38,10 @@ class Config:
     held: int = 0
     scheduled: bool = False
     ping_pong: bool = False
+
+    def part_dtype(self, spec: Spec) -> torch.dtype:
+        """Return the dtype of the results of splits: that of the result where shared memory stages them."""
+        return spec.dtype if self.staged else compute_dtype(spec.dtype)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,17 @@ class Spec:
         if not self.paged:
             return sequence, tile * keys
         each = cache.shape[1] // keys
-        return T.clamp(table[0][sequence, tile // each], 0, cache.shape[0] - 1), tile % each * keys
+        return self.page(cache, self.entry(table, sequence, tile // each)), tile % each * keys
+
+    def entry(self, table: Sequence[Any], sequence: Any, column: Any) -> Any:
+        """Return what the table says of a sequence's page, right or wrong. A contiguous cache has one for each
+        sequence.
+        """
+        return table[0][sequence, column] if self.paged else sequence
+
+    def page(self, cache: Any, entry: Any) -> Any:
+        """Return the page that an entry means. It is one of the cache's."""
+        return T.clamp(entry, 0, cache.shape[0] - 1) if self.paged else entry
 
     def needs_mask(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
         """Return whether some query of a block may not see some of the `keys` positions from `first` on."""
@@ -100,7 +114,7 @@ class Spec:
         end = T.ceildiv(length, config.block_kv)
         if not config.split:
             return 0, end
-        each = T.ceildiv(end, splits)
+        each = (length - 1) // config.block_kv // splits + 1  # no sum passes 32 bits: 64 divide slowly
         first = T.min(split * each, end)
         return first, T.min(first + each, end)
 
@@ -147,16 +161,18 @@ def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int =
     As many as wanted, if any are, but none without a block of positions, nor more than a launch takes.
     """
     problem = typical(problem)
+    tiles = -(-problem.positions // config.block_kv)
     if wanted:
-        return max(1, min(wanted, -(-problem.positions // config.block_kv), MOST_SPLITS))
+        return max(1, min(wanted, tiles, MOST_SPLITS))
     blocks = problem.batch * -(-problem.rows // config.block_h)
     room = machine.num_sms // blocks if machine.is_gpu else -(-2 * machine.num_sms // blocks)  # one block fills an SM
-    return max(1, min(room, problem.positions // LEAST_SPLIT))
+    each = -(-tiles // max(1, min(room, problem.positions // LEAST_SPLIT)))  # tiles of a split
+    return -(-tiles // (each + each % 2 if config.ping_pong else each))
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
 MOST_SPLITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
-LEAST_SPLIT = 256  # positions: joining splits takes as long as a block takes for so many
+LEAST_SPLIT = 128  # positions: a pair of tiles, which blocks with turns take together
 
 # Tilings by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))

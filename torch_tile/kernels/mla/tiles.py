@@ -107,16 +107,23 @@ def hide(
 
 
 @T.macro
-def store_through(tile: Any, acc: Any, weight: Any, out: Any, sequence: Any, first: Any, column: int = 0) -> None:
-    """Store rows of `acc` times their weights to `out` from row `first` and column `column` on. They go through a tile,
-    in 16-byte accesses.
+def store_through(
+    tile: Any, acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, column: int = 0, bulk: bool = False
+) -> None:
+    """Store rows of `acc` times their weights to `out` at `place`, from row `first` and column `column` on. They go
+    through a tile, in 16-byte accesses or by `bulk` copies, which are few instructions.
     """
     result = T.alloc_fragment(acc.shape, out.dtype)
     for i, c in T.Parallel(*acc.shape):
         result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
     part = tile[:, column : column + acc.shape[1]]
     T.copy(result, part)
-    T.copy(part, out[sequence, first, column])
+    if bulk:
+        T.fence_proxy_async()
+        T.sync_threads()
+        T.tma_copy(part, out[(*place, first, column)])
+    else:
+        T.copy(part, out[(*place, first, column)])
 
 
 # Two tiles of positions in halves, which come and go one by one, for MLA decoding by turns (hopper.py).
@@ -171,18 +178,32 @@ class Halves:
     def load_pairs(
         self, caches: Sequence[Any], table: Sequence[Any], at: Any, begin: Any, pairs: Any, done: Any
     ) -> None:
-        """Load pairs of tiles of sequence `at` from tile `begin` on. The page of a tile is read one pair ahead."""
-        keys = self.tiles[0].shape[0]
-        places = [self.spec.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
-        pages = [T.alloc_var("int32", page) for page, _ in places]
+        """Load pairs of tiles of sequence `at` from tile `begin` on. The page of a tile is looked up one pair ahead.
+
+        The tile to look up next has its page in `column` of the table, and begins at `row` there.
+        """
+        spec, page_size = self.spec, caches[0].shape[1]
+        each = page_size // self.tiles[0].shape[0] if spec.paged else 1
+        column = T.alloc_var("int32", begin // each)
+        row = T.alloc_var("int32", (begin % each if spec.paged else begin) * self.tiles[0].shape[0])
+        pages, rows = ([T.alloc_var("int32") for _ in ORDER] for _ in range(2))
+        for page, first in zip(pages, rows, strict=True):
+            page, first = spec.entry(table, at, column), row
+            column, row = self.behind(column, row, page_size)
         for pair in T.serial(pairs):
-            for tile, page in zip((0, 1), pages, strict=True):
-                now = T.alloc_var("int32", page)
-                number = begin + 2 * pair + tile
-                row = T.alloc_var("int32", self.spec.place(caches[0], table, at, number, keys)[1])
-                page = self.spec.place(caches[0], table, at, number + 2, keys)[0]
-                for half in ORDER[tile]:
-                    self.load(caches, (now, row), half, done + pair)
+            for order, page, first in zip(ORDER, pages, rows, strict=True):
+                place = T.alloc_var("int32", spec.page(caches[0], page)), T.alloc_var("int32", first)
+                page, first = spec.entry(table, at, column), row
+                column, row = self.behind(column, row, page_size)
+                for half in order:
+                    self.load(caches, place, half, done + pair)
+
+    def behind(self, column: Any, row: Any, page_size: Any) -> tuple[Any, Any]:
+        """Return the place of the tile behind one. It is found by a sum, as divisions would delay each copy."""
+        row += self.tiles[0].shape[0]
+        if not self.spec.paged:
+            return column, row
+        return column + T.if_then_else(row < page_size, 0, 1), T.if_then_else(row < page_size, row, 0)
 
     @T.macro
     def multiply(self, half: int, iteration: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, unary
+from torch_tile.ir.expr import Address, Call, Expr, Load, Var, binary, unary
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, contains, equal, find, walk
 from torch_tile.ir.stmt import (
@@ -188,18 +188,12 @@ class _InPlace(Rewriter):
         if self.writes[source] or source in self.stored or not _has_dense_rows(source):
             return False
         alone = self.writes[tile] == self.reads[tile] == 1 and tile not in self.elements
-        return alone and _is_whole(copy.dst) and _is_matrix(copy.src, copy.dst)
+        return alone and copy.dst.is_whole and _is_matrix(copy.src, copy.dst)
 
 
 def _has_dense_rows(source: Buffer) -> bool:
     """Return whether the last dimension of a tensor is contiguous."""
     return not source.strides or is_one(source.strides[-1])
-
-
-def _is_whole(region: Region) -> bool:
-    """Return whether a region is all of its buffer."""
-    starts = all(isinstance(s, Const) and s.value == 0 for s in region.starts)
-    return starts and all(map(equal, region.extents, region.buffer.shape))
 
 
 def _is_matrix(source: Region, tile: Region) -> bool:
@@ -213,7 +207,7 @@ def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
     for one in following:
         if isinstance(one, Gemm) and one.B.buffer is tile:
             packed = one.transpose_B or tile.dtype.bits < 32
-            return one if packed and _is_whole(one.B) and one.A.buffer is not tile else None
+            return one if packed and one.B.is_whole and one.A.buffer is not tile else None
         if not isinstance(one, Copy | Gemm) or one.accesses()[1][0].buffer.scope == "global":
             return None
     return None

@@ -5,7 +5,8 @@ A loop over k with S stages keeps S versions of each loaded tile; iteration k us
 first S - 1 iterations start before the loop. Those for iteration k + S - 1 start in iteration k, right after the wait
 for its own data. Iteration k - 1 was the last to read that version. So the barrier that makes the data visible also
 frees the version. One stage keeps one version, filled again after its last reader. Every step commits every group, even
-an empty one, so that waits count groups known here. No PIPELINED loop is left.
+an empty one, so that waits count groups known here. Copies in front of the loop may begin with its first stage. No
+PIPELINED loop is left.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from torch_tile.ir.stmt import (
     While,
 )
 from torch_tile.lowering.analysis.clone import Instance, versions_of
+from torch_tile.lowering.pipelining.copies_before import copies_before
 from torch_tile.lowering.pipelining.copy_plan import (
     Branch,
     Path,
@@ -70,6 +72,8 @@ class _Pipeline(Rewriter):
     def __init__(self, build: Build):
         self.build = build
         self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
+        self.earlier: list[Stmt] = []  # what stands before it in its block
+        self.around = 0  # pipelined loops around it, whose own copies they stage
         self.replaced: IdSet[Buffer] = IdSet()
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
@@ -84,11 +88,15 @@ class _Pipeline(Rewriter):
     def visit_Block(self, block: Block) -> Block:
         """Rewrite the statements of a block, with the later ones at hand to find reads of tiles."""
         new: list[Stmt] = []
+        outer = self.earlier
         for n, one in enumerate(block.stmts):
             self.later.insert(0, block.stmts[n + 1 :])
-            new.append(self(one))
+            self.earlier = new
+            made = self(one)
+            new.append(made)
             self.later.pop(0)
-        same = all(a is b for a, b in zip(new, block.stmts, strict=True))
+        self.earlier = outer
+        same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if same else Block(tuple(new), span=block.span)
 
     def _pipelined(self, loop: For) -> Stmt:
@@ -105,7 +113,7 @@ class _Pipeline(Rewriter):
         if schedule is None:
             return plain
         self.replaced |= IdSet(schedule.staged)
-        made = _Stages(plain, schedule)
+        made = _Stages(plain, schedule, self._joining(loop, schedule))
         own = IdSet(n.buffer for n in find(loop.body, Alloc))  # which end with the iteration
         escaping = [b for b in schedule.staged if b not in own and self._is_read_later(b)]
         return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
@@ -134,6 +142,15 @@ class _Pipeline(Rewriter):
         self.build.remark(loop.span, name, _described(usual), why)
         return usual
 
+    def _joining(self, loop: For, schedule: Schedule) -> list[Copy]:
+        """Remove the copies in front of a loop that begin with its first stage, and return them."""
+        found = [] if self.around else copies_before(self.earlier, loop, schedule)
+        found = [copy for copy in found if not self._is_read_later(copy.dst.buffer)]
+        for copy in found:
+            self.earlier.remove(copy)
+            self.build.remark(copy.span, "T.copy", "starts with the first stage of the loop behind it")
+        return found
+
     def _is_read_later(self, tile: Buffer) -> bool:
         """Return whether a statement after the loop may read the last content of a tile."""
         for stmts in self.later:
@@ -145,7 +162,9 @@ class _Pipeline(Rewriter):
     def visit_For(self, loop: For) -> Stmt:
         """Make a pipelined loop explicit, after the loops inside it."""
         self.later.insert(0, loop.body.stmts)  # the next iteration
+        self.around += loop.kind is LoopKind.PIPELINED
         body = self(loop.body)
+        self.around -= loop.kind is LoopKind.PIPELINED
         self.later.pop(0)
         inner = loop if body is loop.body else replace(loop, body=body)
         return self._pipelined(inner) if loop.kind is LoopKind.PIPELINED else inner
@@ -184,8 +203,9 @@ class _Stages:
     + a, which runs `ahead`. In the step of iteration k it has the number `(a - ahead) * groups + g`.
     """
 
-    def __init__(self, loop: For, schedule: Schedule):
+    def __init__(self, loop: For, schedule: Schedule, joining: Sequence[Copy]):
         self.source, self.items, self.versions = loop, schedule.items, schedule.versions
+        self.joining = joining  # copies that belong to the first group of the prologue
         self.tiles = IdMap((b, versions_of(b, self.versions[b])) for b in schedule.staged)
         self.before = schedule.before
         self.depth = max(item.ahead for item in self.items)
@@ -207,13 +227,15 @@ class _Stages:
         start = self.source.starts[0]
         if not self.depth:
             return Block(())
+        joining = _under([start < self.source.stops[0]], Block(tuple(map(_started, self.joining))), self.source)
         if self.depth == 1:
-            return Block((*self._prologue_step(start, const(0, int32)), *self._read_early(simplify(start + 1))))
+            steps = self._prologue_step(start, const(0, int32))
+            return Block((*joining, *steps, *self._read_early(simplify(start + 1))))
         iteration = Var(self.source.vars[0].name, int32, "loop")
         body = Block(tuple(self._prologue_step(start, iteration)))
         bounds = ((const(0, int32),), (const(self.depth, int32),))
-        steps = For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
-        return Block((steps, *self._read_early(simplify(start + self.depth))))
+        repeated = For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
+        return Block((*joining, repeated, *self._read_early(simplify(start + self.depth))))
 
     def _read_early(self, iteration: Expr) -> list[Stmt]:
         """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""

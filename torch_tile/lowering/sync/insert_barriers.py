@@ -29,6 +29,7 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, unary
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
@@ -133,6 +134,8 @@ class Walk:
         self.barrier_groups: BarrierGroups = BarrierGroups(kernel)
         self.after_roles: bool = False
         self.collected: dict[Stmt, list[Access]] = {}
+        # By nodes that access memory: the mbarriers of the branch of some threads around, of waits and of other calls.
+        self.handing: IdMap[Node, tuple[IdSet[Buffer], IdSet[Buffer]]] = IdMap()
         self.read: dict[Stmt, list[Access]] = {}  # by conditions and bounds alone
         self.forced: set[Place] = set()
         self.depth = 0  # number of loops around
@@ -335,8 +338,18 @@ class Walk:
         for access in new:
             filled = self.fills_in_turn and by_engine(access.origin)
             for old in self.hazards.clashes(state.since.values(), access):
-                if not (filled and by_engine(old.origin)):
+                if not (filled and by_engine(old.origin)) and not self._answers(old, access):
                     yield old, access
+
+    def _answers(self, old: Access, new: Access) -> bool:
+        """Return whether the threads of an earlier branch wait for the threads of a later one, by an author's mbarrier.
+
+        No barrier of the block can stand between such branches: the author orders them.
+        """
+        one, other = (self.handing.get(access.origin) for access in (old, new))
+        if one is None or other is None or one is other:
+            return False
+        return any(barrier in other[1] for barrier in one[0])
 
     def _accesses(self, one: Stmt) -> list[Access]:
         """Return the accesses of a statement, from the cache if they are known."""
@@ -361,10 +374,13 @@ class Walk:
         Conflicts of the branches with earlier accesses are ordered before the `if`, so that the order holds on both
         ways.
         """
+        splits = self.facts.is_divergent(one.condition)
+        if splits and not self.divergent and any(mbarriers := _mbarriers_of(one)):
+            for access in self._accesses(one):
+                self.handing[access.origin] = mbarriers
         self._meet(self._accesses(one), one, place, state, places)
         self._add(self._head(one), state)
         outer = self.divergent, self.conditions, self.showing, self.group
-        splits = self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
         count = first_threads(condition, self.kernel.thread) if splits and not self.divergent else 0
         met, group = False, None
@@ -599,6 +615,14 @@ def _barrier_of(call: Call) -> Buffer:
     (place, *_) = call.args
     assert isinstance(place, Address)
     return place.buffer
+
+
+def _mbarriers_of(branch: If) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
+    """Return the mbarriers for which threads of a branch wait, and those that they hand to other calls."""
+    calls = [call for call in find(branch, Call) if call.args and isinstance(call.args[0], Address)]
+    waits = IdSet(_barrier_of(call) for call in calls if syncs(call, Sync.WAIT, Scope.MBARRIER))
+    others = (a for call in calls if not syncs(call, Sync.WAIT, Scope.MBARRIER) for a in call.args)
+    return waits, IdSet(a.buffer for a in others if isinstance(a, Address) and a.buffer.scope == "barrier")
 
 
 def _is_for_all(call: Call, threads: int) -> bool:

@@ -39,6 +39,7 @@ from torch_tile.simulator.simt.prescan import (
     barrier_groups,
     is_concurrent,
     leaves,
+    parts_warps,
     product_registers,
     shared_size,
     writes,
@@ -170,9 +171,11 @@ class _Machine(Visitor):
     def block(self, block: st.Block) -> Step:
         """Compile statements that run in order."""
         steps = []
-        for kind, stmts in itertools.groupby(block.stmts, type):
+        for kind, stmts in itertools.groupby(block.stmts, self._parting):
             if kind is st.Role:
                 steps.append((self.roles(cast(list[st.Role], list(stmts))), False))
+            elif kind is st.If:
+                steps.append((self.branches(list(stmts)), False))
             else:
                 steps += [(self.stmt(s), leaves(s)) for s in stmts]
         if any(early for _, early in steps):
@@ -351,17 +354,46 @@ class _Machine(Visitor):
 
     # Roles.
 
+    def _parting(self, one: st.Stmt) -> type[st.Stmt] | None:
+        """Return the class of a statement whose threads part: of a role, or of a branch in which whole warps wait."""
+        if isinstance(one, st.Role):
+            return st.Role
+        if not isinstance(one, st.If) or not isinstance(self.clock, VectorClock) or leaves(one):
+            return None
+        return st.If if parts_warps(one, self.expressions.fixed) else None
+
     def roles(self, roles: list[st.Role]) -> Step:
-        """Compile roles as tasks that run at the same time, one task for each barrier group of a role.
+        """Compile roles as tasks that run at the same time, one task for each barrier group of a role."""
+        outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
+        parts = [(role, self.block(role.body)) for role in roles]
+        return self._tasks(parts, outer, lambda mask, everyone: mask)
+
+    def branches(self, branches: list[st.Stmt]) -> Step:
+        """Compile branches as tasks, one for each group of warps that take the same ones.
+
+        At barriers of the block a task still meets all threads.
+        """
+        outer = [m for m in self.memory.values() if isinstance(m, Variable)]
+        steps = [self.stmt(one) for one in branches]
+
+        def body() -> None:
+            for step in steps:
+                step()
+
+        whole = st.Role(0, self.threads.of_block, st.Block(tuple(branches)))
+        return self._tasks([(whole, body)], outer, lambda mask, everyone: everyone)
+
+    def _tasks(
+        self, parts: list[tuple[st.Role, Step]], outer: list[Variable], meeting: Callable[[Any, Any], Any]
+    ) -> Step:
+        """Run parts of a block as tasks. `meeting` returns the threads that a task meets at barriers of the block.
 
         In every other block the last task begins.
         """
-        outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
-        bodies = [self.block(r.body) for r in roles]
         variables = [m for m in self.memory.values() if isinstance(m, Variable)]
-        parts = [
+        groups = [
             (mask, body)
-            for role, body in zip(roles, bodies, strict=True)
+            for role, body in parts
             for mask in barrier_groups(role, self.threads.of_block, self.expressions.fixed)
         ]
 
@@ -371,12 +403,12 @@ class _Machine(Visitor):
             after: list[tuple[Any, list[Value]]] = []
 
             def one(mask: Any, body: Step) -> None:
-                mask = mask if before[1] is None else np.tile(mask, threads.blocks) & before[1]
-                self.restore((mask, mask, None, None, *before[4:]))
+                self.restore((mask, meeting(mask, before[1]), None, None, *before[4:]))
                 body()
                 after.append((mask, self.saved()[-1]))
 
-            tasks = [Task(functools.partial(one, *part)) for part in parts]
+            here = [(m if before[0] is None else np.tile(m, threads.blocks) & before[0], body) for m, body in groups]
+            tasks = [Task(functools.partial(one, *part)) for part in here if part[0].any()]
             self.tasks.run(tasks if (self.blocks_run + threads.block) % 2 else tasks[::-1])
             self.restore(before)
             for mask, values in after:

@@ -67,6 +67,17 @@ def barrier_groups(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> l
     return found
 
 
+def parts_warps(branch: st.If, known: Callable[[Expr], Any]) -> bool:
+    """Return whether whole warps wait in a branch; `known` is that of `barrier_groups`."""
+    if not any(map(_blocks, walk(branch))):
+        return False
+    condition = known(branch.condition)
+    if not isinstance(condition, np.ndarray):
+        return False
+    warps = condition.reshape(-1, 32)
+    return bool((warps == warps[:, :1]).all())
+
+
 def leaves(node: Node) -> bool:
     """Return whether a statement may end the iteration that it is in."""
     if isinstance(node, st.For | st.While):

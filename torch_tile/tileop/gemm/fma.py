@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Const, Expr, Load, Var, cast, const
+from torch_tile.ir.expr import Expr, Load, Var, cast, const
 from torch_tile.ir.layout import Digit, Layout, replicated
 from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
 from torch_tile.tileop.base import parallel
@@ -40,7 +40,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         if region.buffer.scope != "fragment" or sizes is None:
             continue
         transposed = op.transpose_A if dim == 0 else not op.transpose_B
-        fits = accumulator is not None and len(sizes) == len(shape or ()) == 2 and _whole(op.C) and _whole(region)
+        fits = accumulator is not None and len(sizes) == len(shape or ()) == 2 and op.C.is_whole and region.is_whole
         if fits and accumulator is not None:
             layout = _follow(accumulator, dim, sizes[0] if transposed else sizes[1], transposed)
         else:
@@ -97,12 +97,6 @@ def _place(region: Region, i: Expr, j: Expr) -> tuple[Expr, ...]:
     """Return the buffer indices of row `i`, column `j` of the matrix that a region is."""
     *lead, rows, columns = region.starts
     return (*lead, rows + i, columns + j)
-
-
-def _whole(region: Region) -> bool:
-    """Return whether a region is all of its buffer."""
-    sizes = region.buffer.static_shape or ()
-    return all(isinstance(e, Const) and e.value == size for e, size in zip(region.extents, sizes, strict=False))
 
 
 def _grid(shape: tuple[int, ...], threads: int) -> Layout:

@@ -21,7 +21,7 @@ from torch_tile.ir.expr import Address, Binary, Expr, const
 from torch_tile.ir.layout import Layout, shared_tile
 from torch_tile.ir.node import node_class
 from torch_tile.ir.stmt import Block, Stmt, Store
-from torch_tile.tileop.base import RegisteredOp, need_region, tile_op
+from torch_tile.tileop.base import RegisteredOp, is_one, need_region, tile_op
 from torch_tile.tileop.gemm.mma import matrix_sizes, operand_types, problem
 from torch_tile.tileop.gemm.partition import WarpgroupPartition, instruction_columns, warpgroup_partitions
 from torch_tile.tileop.gemm.steps import ZERO, unrolled
@@ -49,12 +49,12 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
         return "its extents are known only at run time"
     if sizes[2] % step:
         return f"K = {sizes[2]} is not a multiple of {step}"
-    if op.C.buffer.scope != "fragment" or not _is_whole(op.C):
+    if op.C.buffer.scope != "fragment" or not _is_whole_matrix(op.C):
         return f"`{op.C.buffer.name}` is no whole fragment"
     if op.B.buffer.scope != "shared":
         return f"`{op.B.buffer.name}` is in {op.B.buffer.scope} memory, and wgmma reads B from shared memory"
     if op.A.buffer.scope == "fragment":
-        if op.transpose_A or not _is_whole(op.A):
+        if op.transpose_A or not _is_whole_matrix(op.A):
             return f"`{op.A.buffer.name}` in registers is transposed, or a slice"
         if op.A.buffer.dtype.bits == 32:
             return f"`{op.A.buffer.name}` in registers would have to be rounded to tf32"
@@ -119,9 +119,12 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     if op.clear_accum and k == step:
         zero, size = const(0, op.C.buffer.dtype), m_tiles * columns // 2
         before = [unrolled("v", size, lambda v: Store(total, (v,), zero))]
+    held = wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2)
+    if op.wgmma and op.wg_wait == 0 and not op.clear_accum:
+        before = [held]  # sums that arithmetic began are in their registers before the fence
     after = [wgmma.wgmma_wait(op.wg_wait)] if op.wg_wait >= 0 else []
     if op.wg_wait == 0:
-        after.append(wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2))
+        after.append(held)
     return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
 
 
@@ -192,11 +195,9 @@ def _shared_operands(op: Gemm) -> list[tuple[Region, bool]]:
     return [(region, across) for region, across in operands if region.buffer.scope == "shared"]
 
 
-def _is_whole(region: Region) -> bool:
+def _is_whole_matrix(region: Region) -> bool:
     """Return whether a region is all of its buffer, a matrix."""
-    shape = region.buffer.static_shape
-    sizes = [getattr(e, "value", None) for e in region.extents]
-    return shape is not None and list(shape) == sizes and all(n == 1 for n in shape[:-2])
+    return region.is_whole and all(map(is_one, region.buffer.shape[:-2]))
 
 
 def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:

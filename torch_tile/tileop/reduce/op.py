@@ -31,7 +31,6 @@ from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.threads import (
     ThreadReduce,
     folded_dims,
-    is_whole,
     result_layout,
     source_layout,
 )
@@ -152,7 +151,7 @@ class Reduce(RegisteredOp):
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """Prefer a result fragment in the threads of the source's rows, so that no element moves."""
         target, source = self.dst.buffer, self.src.buffer
-        if target.scope != "fragment" or not is_whole(self.dst):
+        if target.scope != "fragment" or not self.dst.is_whole:
             return []
         layout = source_layout(self, known.get(source), ctx.count)
         if layout is None:

@@ -35,7 +35,6 @@ from torch_tile.tileop.reduce.threads import (
     accumulator,
     coordinate,
     guarded,
-    is_whole,
     steps_of,
     unrolled,
 )
@@ -278,7 +277,7 @@ def _fetch(region: Region, staged: Buffer, ctx: ThreadContext) -> Stmt:
     place = (sum((s.var * s.stride for s in steps), ZERO),)
     inside: list[Expr] = []
     for here, r, size, n in zip(point, region.ranges, _padded(fragment), fragment.shape, strict=True):
-        if not is_whole(region) or not isinstance(n, Const) or size > n.value:  # what is beyond was not written
+        if not region.is_whole or not isinstance(n, Const) or size > n.value:  # what is beyond was not written
             inside += [here >= r.start, here < r.start + r.extent]
     put = Store(ctx.registers(fragment), place, Load(staged, point))
     return unrolled(steps, guarded(inside, put))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics.memory import shuffle_xor
 from torch_tile.ir import dtype as dt, layout as layouts
-from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Expr, Load, Var, cast, const, select
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.layout_ops import owner_of
@@ -83,15 +83,6 @@ def accumulator(source: dt.DType, target: dt.DType) -> dt.DType:
     if target.bits == 64:
         return target
     return dt.uint32 if target.kind == "uint" else dt.int32
-
-
-def is_whole(region: Region) -> bool:
-    """Return whether the region is all of its buffer."""
-    return all(
-        isinstance(r.start, Const) and r.start.value == 0 and isinstance(r.extent, Const) and isinstance(n, Const)
-        and r.extent.value == n.value
-        for r, n in zip(region.ranges, region.buffer.shape, strict=True)
-    )  # fmt: skip
 
 
 def static(extents: Sequence[Expr], op: Reduce) -> tuple[int, ...]:
@@ -257,7 +248,7 @@ class ThreadReduce:
         op, target = self.op, self.op.dst.buffer
         result = result_layout(op, self.layout, self.folded)
         moved = any(self.inside([d]) for d in self.kept)
-        is_direct = is_whole(op.dst) and not (moved and self.registers)
+        is_direct = op.dst.is_whole and not (moved and self.registers)
         if target.scope == "fragment" and is_direct and target.layout == result:
             index: Expr = ZERO
             for step in self.outer:
@@ -294,7 +285,7 @@ class ThreadReduce:
         for dim, (r, n) in enumerate(zip(ranges, target.shape, strict=True)):
             here = coordinate(target.layout, dim, self.ctx.thread, steps) - r.start
             padded = math.prod(d.size for d in target.layout.dims[dim])
-            if not is_whole(self.op.dst) or not isinstance(n, Const) or padded > n.value:
+            if not self.op.dst.is_whole or not isinstance(n, Const) or padded > n.value:
                 conditions += [here >= 0, here < r.extent]
             if r.keep:
                 row.append(here)
