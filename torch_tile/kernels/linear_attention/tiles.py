@@ -103,7 +103,8 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
     if dtype == torch.float64:
         return Config(16, rows, narrow, 16, channel_tile=16, stages=1)
     if dtype == torch.float32:
-        return Config(16 if wide else 32, rows, narrow, 16 if wide else 32, channel_tile=narrow, stages=1)
+        size, threads = (16, 64) if wide else (32, 128)  # with more threads ptxas spills on sm_120a
+        return Config(size, rows, narrow, size, channel_tile=narrow, key_threads=threads, stages=1)
     values, stages = (16, 1) if wide else (32, 2)
     size = 32 if wide and channels else 64
     hopper = bulk and machine.target.has_wgmma
