@@ -189,6 +189,8 @@ def two_products(width, groups, threads=128, blocks=1, depth=64):
         ({"width": 64, "groups": 1}, 1),  # one producer warp takes no registers of a second block
         ({"width": 64, "groups": 2, "threads": 256}, 1),
         ({"width": 256, "groups": 2, "depth": 128}, 1),  # 160 KB of tiles
+        ({"width": 256, "groups": 2, "depth": 32}, 1),  # an instruction has 128 sums in each thread
+        ({"width": 192, "groups": 2, "depth": 32}, 2),
         ({"width": 64, "groups": 2, "blocks": 3}, 3),
     ],
 )

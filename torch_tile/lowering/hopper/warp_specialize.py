@@ -65,11 +65,15 @@ from torch_tile.lowering.pipelining.schedule import without
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
+from torch_tile.tileop.gemm.mma import problem
+from torch_tile.tileop.gemm.op import Gemm
 
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
 REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, under conditions or to bounds of each turn
 MOST_COPIERS = 4  # warps
 MOST_IN_FRAGMENTS = 200  # registers of a thread, where two blocks share a multiprocessor
+BESIDE_SUMS = 26  # registers of a thread that one product's instruction needs beside its sums
+WIDEST = 256  # columns of such an instruction
 REST = 4096  # bytes of a block's shared memory for barriers, results of reductions and padding
 NO_CLUSTER = (1, 1, 1)
 SPLIT = "bulk copies by a warp of its own"  # of the report
@@ -121,7 +125,8 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
 def _leaves_room(kernel: Kernel, loads: Loads, build: Build) -> bool:
     """Return whether two blocks of one multiplying warpgroup and several producer warps surely fit on a multiprocessor.
 
-    Each thread then has fewer registers, which its parts of all fragments must not fill.
+    Each thread then has fewer registers, which its parts of all fragments must not fill. The assembler counts the
+    registers of an instruction against an equal share, though roles share otherwise.
     """
     if math.prod(kernel.threads) != WARPGROUP or len(loads.groups) == 1:
         return False
@@ -135,6 +140,10 @@ def _leaves_room(kernel: Kernel, loads: Loads, build: Build) -> bool:
             shared += math.prod(shape) * bits // 8 * stages.get(buffer, 1)
         elif buffer.scope == "fragment":
             registers += max(1, math.prod(shape) * bits // 32 // WARPGROUP)
+    sizes = [found for op in find(kernel.body, Gemm) if (found := problem(op)) is not None]
+    sums = max((min(n, WIDEST) // 2 for _, n, _ in sizes), default=0)
+    if sums + BESIDE_SUMS > equal_share(2 * WARPGROUP, 2):
+        return False
     room = build.target.shared_limit // 2 - REST
     return shared <= room and registers <= MOST_IN_FRAGMENTS
 
