@@ -246,8 +246,8 @@ def dot_states(before: Any, after: Any, products: Any) -> None:
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
-    For each time and head it also stores what states add to sums over a time, as output and input, and for each chunk
-    the dot product of the next state's gradient and the decayed previous state. All three come in parts.
+    For each time and head it also stores what states add to sums over a time, as output and input. For each chunk it
+    stores the dot product of the next state's gradient and the decayed previous state. All three come in parts.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
     parts = T.dynamic("parts")
