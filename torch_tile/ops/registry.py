@@ -271,13 +271,13 @@ def explained(
             check(given, named)
         try:
             return function(*given, **named)
-        except Exception:
+        except Exception as failed:
             from torch_tile.diagnostics.arguments import misfit  # not before: `import torch_tile` needs none of it
 
             problem = misfit(described(), given, named)
             if problem is None:
                 raise
-        raise problem
+            raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
     return call
 
