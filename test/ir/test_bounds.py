@@ -59,6 +59,13 @@ def test_interval_holds_every_value(random, data):
         found = interval(e, ranges)
         values = [random.value(e, p) for p in points]
         assert all(found.low <= v <= found.high for v in values if v is not None)
+        assert ranges.may_be_negative(e) or all(v >= 0 for v in values if v is not None)
+
+
+def test_quotients_by_sizes_are_not_negative():
+    for e, low in ((i // N * 4, 0), (i // N - 1, -1), (maximum(i // N - 1, i), 0), (minimum(i // N, j), -5)):
+        ranges = Ranges().loop(i, 0, M).loop(j, -5, 5)
+        assert ranges.may_be_negative(e) == (low < 0)
 
 
 @settings(max_examples=200, deadline=None)
