@@ -18,7 +18,7 @@ from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import (
     LOGICAL,
     Address,
@@ -405,7 +405,7 @@ class _Check(Rewriter):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
-            if region.buffer.scope != "global" and not _is_whole(r, region.buffer.shape[dim]):
+            if region.buffer.scope != "global" and not r.covers(region.buffer.shape[dim]):
                 stop = r.start + r.extent
                 self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
 
@@ -484,11 +484,6 @@ def _called(span: Span | None) -> str:
     """Return the function that an author calls at a place, as it is written there."""
     text = "" if span is None else span.source()[span.column :].partition("(")[0]
     return text if text.replace(".", "").isidentifier() else "what is called here"
-
-
-def _is_whole(r: Range, size: Expr) -> bool:
-    """Return whether a range is written as all of a dimension."""
-    return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
 
 
 def _own_statements(body: Block) -> Iterator[Stmt]:
