@@ -95,8 +95,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "annotate it with T.Tensor(shape, dtype) or a dtype such as T.int32",
     ),
     "unbound_const": (
-        "`{name}` is not a dimension or stride of any annotated tensor",
-        "use it directly as a dimension in a T.Tensor annotation",
+        "`{name}` does not follow from a dimension or stride of any annotated tensor",
+        "use it in a T.Tensor annotation, alone or in a linear expression of known sizes such as `N + 1`",
     ),
     "tensor_not_annotated": (
         "tensor argument `{name}` is never annotated",
