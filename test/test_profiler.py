@@ -12,7 +12,7 @@ from torch_tile.profiler import TensorSupplyType, compare, do_bench
 
 def test_do_bench_counts_milliseconds():
     for mode in ("median", "mean", "min", "max"):
-        assert 2 <= do_bench(lambda: time.sleep(0.002), warmup=1, rep=10, return_mode=mode) < 100
+        assert 2 <= do_bench(lambda: time.sleep(0.002), warmup=1, rep=10, return_mode=mode) < 1000  # not microseconds
     calls = []
     assert do_bench(lambda: calls.append(1), warmup=0, rep=0) >= 0
     assert len(calls) == 2

@@ -108,7 +108,7 @@ def test_an_unchanged_node_is_the_same_object():
         assert Rewriter()(node) is node
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_rewrite_of_nothing_keeps_every_expression(random, data):
     e = data.draw(random.integers() | random.floats() | random.conditions())
