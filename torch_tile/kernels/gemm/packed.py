@@ -157,15 +157,13 @@ class Storage:
         return bs, scales, zeros
 
     def looked_up(self, word: Any, column: Any, row: Any, table: Any, slot: Any) -> Any:
-        """Look up the number of the field of a row's column, in a `table` of `pairs_of` if there is one.
+        """Look up the number of the field of a row's column, in the `table` of `pairs_of` that `coded` words have.
 
         `slot` is where the column lies among those of the product.
         """
         if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
             return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + slot % 8 // 2, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
-        if self.words == torch.int32:
-            return value_of(self.format, word, column % 8 // 2, upper)
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
