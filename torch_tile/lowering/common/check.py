@@ -53,6 +53,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
 from torch_tile.lowering.common.block_races import block_races
+from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
@@ -73,7 +74,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in (*partly_written(program), *block_races(program)):
+    for each in (*partly_written(program), *block_races(program), *swapped_indices(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
