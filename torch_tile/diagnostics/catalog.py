@@ -239,6 +239,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
+    "swapped_indices": (
+        "indices of `{buffer}` reach {last} in a tensor of sizes {sizes}: reads behind the end give 0",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}",
+    ),
     "block_race": (
         "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
         "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",

@@ -18,7 +18,7 @@ _ALIASES = {
     "page_table": ("block_table", "block_tables"),
 }
 
-# Keywords of other libraries that no function here has, and what to write instead.
+# Names and keywords of other libraries that nothing here has, and what to write instead.
 _ABSENT = {
     "head_first": "time comes before heads, [B, T, H, D]: give x.transpose(1, 2)",
     "groups": "all channels are one group: call torch's convolution for others",
@@ -27,6 +27,10 @@ _ABSENT = {
     "dropout": "leave it out: add an nn.Dropout, or keep torch's layer",
     "mutates_args": "torch.library.custom_op has it: this function takes a compiled kernel",
     "slot_mapping": "leave it out: slots follow from block_table and seq_lens",
+    "Config": "write each configuration as a dict: configs=[{'block_M': 64}]",
+    "heuristics": "compute it from the sizes in the kernel function: Python's values are constants",
+    "clear_cache": "remove the folder of TORCH_TILE_CACHE_DIR, else ~/.cache/torch_tile",
+    "is_available": "kernels run on any CPU; torch.cuda.is_available() tells of GPUs",
     "inplace": "leave it out: results are new tensors",
     "out": "leave it out: results are new tensors",
 }
@@ -64,7 +68,8 @@ def instead_of(keyword: str, known: Iterable[str]) -> str:
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
-    return AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, known)}")
+    fix = f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{fix}")
 
 
 def missing_attribute(owner: object, name: str, compiled: type | None = None, call: str = "") -> AttributeError:
