@@ -150,9 +150,9 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     )
 
 
-def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
-    """Return the place of number `part` of the pair of a byte of `word`, in a flat table `[256, 32, 2]`: byte, lane."""
-    return intrinsics.call("table_place", word, byte, lane, part)
+def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar, lanes: int = 32) -> Expr:
+    """Return the place of number `part` of the pair of a byte of `word` in a table `[256, lanes, 2]`, of a lane."""
+    return intrinsics.call("table_place", word, byte, lane, part, lanes)
 
 
 def exp10(x: Scalar) -> Expr:
