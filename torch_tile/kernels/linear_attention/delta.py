@@ -26,7 +26,6 @@ from torch_tile.kernels.common import (
     dense_last,
     has_kernels,
     machine_of,
-    start_early,
     vector_of,
 )
 from torch_tile.kernels.library_jit import library_jit
@@ -79,7 +78,6 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
             T.annotate_min_blocks_per_sm(1 if spec.packed else config.blocks)  # guarded stores take registers
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
@@ -138,7 +136,6 @@ def scan_states(config: Config, spec: Spec) -> Any:
         last: s.state_of_sequences(),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
-            start_early()
             group, at = head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
             at_more = 2 if spec.packed else 0
@@ -223,7 +220,6 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.v, columns)
         with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             head, at = bx // tiles, bx % tiles * columns
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
@@ -283,7 +279,6 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            start_early()
             segment, group, at = place % segments, head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, None, place // segments, segment, slots)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
@@ -347,7 +342,6 @@ def normalize_rows(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def delta_normalize_rows(x: s.keys("x"), out: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
         with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
-            start_early()
             tile = T.alloc_fragment((NORM_ROWS, columns), compute)
             squares = T.alloc_fragment((NORM_ROWS, columns), compute)
             total = T.alloc_fragment((NORM_ROWS,), compute)

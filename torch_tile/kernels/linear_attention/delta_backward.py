@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of, start_early
+from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
@@ -66,7 +66,6 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
-            start_early()
             group, at = head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
             at_more = 2 if spec.packed else 0
@@ -176,7 +175,6 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             left_tile = T.alloc_shared((size, tile), spec.dtype)
@@ -276,7 +274,6 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
-            start_early()
             T.annotate_min_blocks_per_sm(config.key_blocks)
             group, part = bx // tiles, bx % tiles
             at, members = part * tile, s.h // s.g
@@ -390,7 +387,6 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
         slots: T.int32,
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             logs = T.alloc_shared((HEADS, size), compute)
             to_state = T.alloc_fragment((HEADS, size), compute)
             end = T.alloc_fragment((HEADS,), compute)
@@ -429,7 +425,6 @@ def normalize_gradients(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def delta_normalize_gradients(x: s.keys("x"), grad: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
         with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
-            start_early()
             tile = T.alloc_fragment((NORM_ROWS, columns), compute)
             upstream = T.alloc_fragment((NORM_ROWS, columns), compute)
             products = T.alloc_fragment((NORM_ROWS, columns), compute)

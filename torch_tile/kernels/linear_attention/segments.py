@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, start_early, typical
+from torch_tile.kernels.common import Machine, typical
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
 
@@ -68,7 +68,6 @@ def scan_segments(config: Config, spec: Spec) -> Any:
         tiles = T.ceildiv(s.v, columns)
         blocks = tiles + T.ceildiv(s.k, columns)
         with T.Kernel(blocks, s.h, s.sequences * segments, threads=config.threads) as (bx, head, place):
-            start_early()
             T.annotate_min_blocks_per_sm(BLOCKS)
             bz, segment = place // segments, place % segments
             group, at, row = head // (s.h // s.g), bx * columns, (bx - tiles) * columns
@@ -120,7 +119,6 @@ def join_segments(config: Config, spec: Spec) -> Any:
         segment_states: s.segment_states(),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
-            start_early()
             at = bx * columns
             own_tile = T.alloc_shared((columns, rows), compute)
             transition = T.alloc_shared((rows, rows), spec.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, start_early, strided
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
 from torch_tile.kernels.library_jit import library_jit
 
@@ -437,7 +437,6 @@ def sum_decays(config: Config, spec: Spec) -> Any:
         length: T.int32,  # without decays and betas no operand says it
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             tile = T.alloc_shared((HEADS, size), compute)
             rates = T.alloc_shared((HEADS, size), compute)
             first = T.alloc_var("int32", 0)
