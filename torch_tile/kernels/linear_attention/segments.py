@@ -45,14 +45,14 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
 
 @library_jit
 def scan_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for transitions of segments, `[K, K]`, and for what segments add to a state of 0.
+    """Build the kernel for transitions of the first segments, `[K, K]`, and for what they add to a state of 0.
 
-    The last segment has neither.
+    A sequence has as many of both as the results have room for.
     Both are one scan of rows `[K]`, the state's for each value. Behind the blocks of values come those of transitions.
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
-    segments = config.segments - 1
+    segments = T.dynamic("segments")
 
     @T.prim_func
     def delta_scan_segments(
@@ -107,9 +107,13 @@ def scan_segments(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def join_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the state `[V, K]` before each segment, from what `scan_segments` found."""
+    """Build the kernel for the state `[V, K]` before each segment, from what `scan_segments` found.
+
+    In reverse it finds the gradient of the state behind each segment. What `scan_gradients` found apart takes the place
+    of what a segment adds.
+    """
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.keys, config.fused_values
-    segments = config.segments - 1
+    segments, size, reverse = T.dynamic("segments"), config.segments, spec.reverse
 
     @T.prim_func
     def delta_join_segments(
@@ -125,13 +129,14 @@ def join_segments(config: Config, spec: Spec) -> Any:
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
             begin_state(s, others, state, (bz, head, at), transposed=True)
-            for n in T.Pipelined(segments, num_stages=config.stages):
-                T.copy(own_states[bz, n, head, at : at + columns, 0:rows], own_tile)
-                T.copy(transitions[bz, n, head, 0:rows, 0:rows], transition)
-                T.copy(state, segment_states[bz, n, head, at : at + columns, 0:rows])
+            for n in T.Pipelined(size - 1, num_stages=config.stages):
+                segment = size - 1 - n if reverse else n
+                T.copy(own_states[bz, segment, head, at : at + columns, 0:rows], own_tile)
+                T.copy(transitions[bz, segment, head, 0:rows, 0:rows], transition)
+                T.copy(state, segment_states[bz, segment, head, at : at + columns, 0:rows])
                 T.copy(state, before)
                 T.copy(own_tile, state)
-                T.gemm(before, transition, state)
-            T.copy(state, segment_states[bz, segments, head, at : at + columns, 0:rows])
+                T.gemm(before, transition, state, transpose_B=reverse)
+            T.copy(state, segment_states[bz, 0 if reverse else size - 1, head, at : at + columns, 0:rows])
 
     return delta_join_segments
