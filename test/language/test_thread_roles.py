@@ -384,3 +384,37 @@ def test_threads_that_wait_for_ever_are_still_found():
     a, b = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
     found = torch_tile.compile(handing_over("else", lost=1), target="cuda:sm_90a").interpret(a, b)
     assert "deadlock" in found.kinds, found.report()
+
+
+def test_branches_inside_of_roles_keep_their_variables(seed):
+    """Warps of two roles wait in branches, and each role has variables that the other one does not know."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 64), "int32"), B: T.Tensor((2, 64), "int32")):
+        with T.Kernel(2, threads=256) as bx:
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((2, 64), "int32")
+            full, free = T.alloc_barrier([64, 64]), T.alloc_barrier([64, 64])
+            with T.ws(0):
+                given = T.alloc_var("int32", 1)
+                for n in T.serial(5):
+                    if tx < 64:
+                        T.mbarrier_wait_parity(free[n % 2], n // 2 % 2 ^ 1)
+                        s[n % 2, tx] = A[bx, tx] * given
+                        given = given + 1
+                        T.mbarrier_arrive(full[n % 2])
+            with T.ws(1):
+                taken, turns = T.alloc_var("int32", 0), T.alloc_var("int32", 0)
+                for n in T.serial(5):
+                    if tx >= 192:
+                        T.mbarrier_wait_parity(full[n % 2], n // 2 % 2)
+                        taken = taken + s[n % 2, 255 - tx]
+                        turns = turns + 1
+                        T.mbarrier_arrive(free[n % 2])
+                if tx >= 192:
+                    B[bx, tx - 192] = taken * turns
+
+    a, b = torch.randint(-9, 9, (2, 64), dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+    found = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a, b)
+    assert not found, found.report()
+    assert torch.equal(b, 75 * a.flip(1))

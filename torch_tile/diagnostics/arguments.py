@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,9 +60,8 @@ def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
         if is_dynamo_compiling():
             return function(*args, **named)
         names, options = _options(function)
-        for name, value in (*zip(names, args, strict=False), *named.items()) if options else ():
-            if name in options and not any(fits(value) for fits, _ in options[name]):
-                raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
+        for name, value in refused(names, options, args, named):
+            raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
         try:
             return function(*args, **named)
         except Exception as failed:
@@ -75,13 +75,33 @@ def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def _options(function: Callable[..., object]) -> tuple[list[str], dict[str, list[Kind]]]:
-    """Return the names of a function's parameters, and what those take that are numbers or texts."""
-    given = [
-        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    kinds = {p.name: kinds_of(p.annotation, function) for p in given}
+    """Return `declared` of a function, with numbers and texts alone."""
+    names, kinds = declared(function)
     plain = list(_NUMBERS.values())
-    return list(kinds), {name: kind for name, kind in kinds.items() if kind and all(one in plain for one in kind)}
+    return names, {name: kind for name, kind in kinds.items() if all(one in plain for one in kind)}
+
+
+def declared(
+    function: Callable[..., object], kinds: Callable[[inspect.Parameter], list[Kind]] | None = None
+) -> tuple[list[str], dict[str, list[Kind]]]:
+    """Return the names of a function's positional parameters, and what those of all parameters take that tell it.
+
+    kinds: what a parameter takes, [] where nothing tells; by default what its annotation says.
+    """
+    given = inspect.signature(function).parameters.values()
+    known = kinds or (lambda p: kinds_of(p.annotation, function))
+    told = {p.name: known(p) for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    placed = itertools.takewhile(lambda p: p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD), given)
+    return [p.name for p in placed], {name: kind for name, kind in told.items() if kind}
+
+
+def refused(
+    names: Sequence[str], kinds: dict[str, list[Kind]], args: tuple[Any, ...], named: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a call that do not fit, by name; `names` and `kinds` are those of `declared`."""
+    for name, value in (*zip(names, args, strict=False), *named.items()) if kinds else ():
+        if name in kinds and not any(fits(value) for fits, _ in kinds[name]):
+            yield name, value
 
 
 def can_take(function: object, count: int) -> bool:
@@ -111,7 +131,7 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
     """Build the error for the first argument that a signature or its annotation refuses; None if all fit."""
     signature = inspect.signature(function)
     owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
-    refused: TypeError | None = None
+    unbound: TypeError | None = None
     try:
         bound = signature.bind(*args, **named)
     except TypeError as problem:
@@ -119,11 +139,11 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         known = [p.name for p in own if p.name not in ("self", "cls") and not p.name.startswith("_")]
         unknown = next((name for name in named if name not in known), "")
         why = f"got an unexpected keyword argument '{unknown}'" if unknown else str(problem)
-        refused = TypeError(f"{owner}() {why}{did_you_mean(unknown, known)}; its parameters are {', '.join(known)}")
+        unbound = TypeError(f"{owner}() {why}{did_you_mean(unknown, known)}; its parameters are {', '.join(known)}")
         try:
             bound = signature.bind_partial(*args, **named)
         except TypeError:
-            return refused
+            return unbound
     for name, value in bound.arguments.items():
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -138,7 +158,7 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
             elif wanted.startswith(("a tensor", "a function")):
                 wanted += _remedy(name, value, wanted)
             return TypeError(f"{owner}: {name} is {shown(value)}; expected {wanted}")
-    return refused
+    return unbound
 
 
 def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
@@ -181,7 +201,7 @@ def _list_of(element: tuple[object, ...], function: Callable[..., Any]) -> Kind:
 
 
 def _plural(text: str) -> str:
-    """Return the plural of what messages expect: an integer, a tensor."""
+    """Return the plural of an expectation: "integers" of "an integer"."""
     return text.removeprefix("an ").removeprefix("a ") + "s" if text.startswith(("a ", "an ")) else text
 
 

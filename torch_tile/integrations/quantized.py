@@ -246,7 +246,7 @@ def _as_stored(tensor: Any) -> Tensor:
 
 
 def _float8_experts(module: Any) -> nn.Module | None:
-    """Read transformers' fine-grained float8: scales of blocks of 128 x 128, or of matrices; or MXFP4 in bytes."""
+    """Convert transformers' experts in float8, with scales of 128 x 128 blocks or of matrices, or in MXFP4."""
     if not module.has_gate or module.activation_scheme != "dynamic":
         raise Unfit("it has no gate, or its activations have one scale")
     if getattr(module, "gate_softcap", None) is not None:

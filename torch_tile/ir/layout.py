@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the size of each dimension; it may exceed the tile's own where that did not divide evenly."""
+        """Return the size of each dimension. A tile that threads do not divide evenly has less."""
         return tuple(math.prod(d.size for d in digits) for digits in self.dims)
 
     def digits(self, axis: str) -> list[Digit]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from torch_tile.diagnostics.arguments import Kind, kinds_of, shown
+from torch_tile.diagnostics.arguments import Kind, declared, kinds_of, refused, shown
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.bits import reinterpreted
 from torch_tile.ir.buffer import Region, Steps
@@ -145,9 +144,9 @@ def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs
         if isinstance(problem, TypeError) and problem.__traceback__ and problem.__traceback__.tb_next is None:
             raise bad_call(name, function, str(problem), author_span()) from None  # Python could not even call it
         if getattr(problem, "code", "") in ("bad_operand", "reduce_dim") and (
-            refused := _misfit(name, function, args, kwargs)
+            better := _misfit(name, function, args, kwargs)
         ):
-            raise refused from None  # it names the parameter
+            raise better from None  # it names the parameter
         if not is_of_python(problem) or not is_of_ours(problem):
             raise
         given = ", ".join([*map(_shown, args), *(f"{key}={_shown(value)}" for key, value in kwargs.items())])
@@ -156,30 +155,25 @@ def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs
         parameters = ", ".join(inspect.signature(function).parameters)
         told = error("bad_call", author_span(), name=name, why=why, parameters=parameters)
         raise _misfit(name, function, args, kwargs) or told from problem
-    if refused := _misfit(name, function, args, kwargs):
-        raise refused
+    if wrong := _misfit(name, function, args, kwargs):
+        raise wrong
     return found
 
 
 def _misfit(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TileError | None:
     """Build the error for the first argument that its annotation refuses; None if all fit."""
     names, kinds = _declared(function)
-    for parameter, value in (*zip(names, args, strict=False), *kwargs.items()) if kinds else ():
-        if parameter in kinds and not any(fits(value) for fits, _ in kinds[parameter]):
-            fix = CALLS.get(name) or "give " + " or ".join(text for _, text in kinds[parameter])
-            fix = fix.replace("a Handle", "a buffer")
-            return error("bad_argument", None, op=f"T.{name}", name=parameter, why=f"is {_shown(value)}", fix=fix)
+    for parameter, value in refused(names, kinds, args, kwargs):
+        fix = CALLS.get(name) or "give " + " or ".join(text for _, text in kinds[parameter])
+        fix = fix.replace("a Handle", "a buffer")
+        return error("bad_argument", None, op=f"T.{name}", name=parameter, why=f"is {_shown(value)}", fix=fix)
     return None
 
 
 @functools.cache
 def _declared(function: Callable[..., Any]) -> tuple[list[str], dict[str, list[Kind]]]:
-    """Return the names of a function's positional parameters, and what all those take that annotations describe."""
-    given = inspect.signature(function).parameters.values()
-    single = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    kinds = {p.name: _kinds(p, function) for p in single}
-    placed = itertools.takewhile(lambda p: p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD), given)
-    return [p.name for p in placed], {name: kind for name, kind in kinds.items() if kind}
+    """Return `declared` of a function of the language, whose scalars may be expressions."""
+    return declared(function, lambda parameter: _kinds(parameter, function))
 
 
 def _kinds(parameter: inspect.Parameter, function: Callable[..., Any]) -> list[Kind]:

@@ -263,7 +263,7 @@ def explained(
     described: Callable[[], Callable[..., Any]],
     check: Callable[[Any, Any], None] | None = None,
 ) -> Callable[P, R]:
-    """Let a function name the argument that does not fit the signature of `described()`, once its call has failed."""
+    """Wrap a function: a failed call names the argument that does not fit the signature of `described()`, if any."""
 
     @functools.wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:

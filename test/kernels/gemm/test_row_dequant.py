@@ -12,7 +12,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import prepare
-from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, held
+from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, groups_held
 from torch_tile.kernels.gemm.tiling import Config
 
 HOPPER = Machine(Target("cuda", 90), 132)
@@ -74,7 +74,7 @@ def test_tilings_fit(scheme, problems):
         spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
         config = config_for(problem, spec, HOPPER)
         assert config is not None and config.block_k == problem.group
-        bytes_ = footprint(config, spec, held(config, k // problem.group)).bytes
+        bytes_ = footprint(config, spec, groups_held(config, k // problem.group)).bytes
         assert config.resident * bytes_ <= HOPPER.target.shared_limit
         assert k < 16384 or config.resident > 1 or SCHEMES[scheme].format
 

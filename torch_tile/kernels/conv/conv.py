@@ -60,9 +60,12 @@ def _in_torch(args: ConvArgs[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     dims, wide = x.dim() - 2, compute_dtype(x.dtype)
     window = args.window(dims)
     ends = [n for pair in zip(reversed(window.before), reversed(window.after), strict=True) for n in pair]
-    image = F.pad(x.movedim(-1, 1).to(dtype), ends)
+    # Torch refuses or miscounts what has no channels or no filters, so that one of zeros stands in for none.
+    channel, filters = [0, int(not x.shape[-1])], weight.shape[0]
+    image = F.pad(x.movedim(-1, 1).to(dtype), [*ends, *channel])
+    taps = F.pad(weight.movedim(-1, 1).to(dtype), [*[0] * len(ends), *channel, 0, int(not filters)])
     function: Any = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-    product = function(image, weight.movedim(-1, 1).to(dtype), stride=window.stride, dilation=window.dilation)
+    product = function(image, taps, stride=window.stride, dilation=window.dilation)[:, :filters]
     aux = [t.to(wide) for t in (bias, residual) if t is not None]
     out = evaluate(_text(args), [product.movedim(1, -1).to(wide)], aux)
     return out.to(result_dtype(x.dtype, None if residual is None else residual.dtype)).contiguous()

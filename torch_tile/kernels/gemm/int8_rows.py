@@ -93,7 +93,7 @@ class Fields:
 
     @property
     def times(self) -> int:
-        """Return how many times as large a byte is as its number."""
+        """Return the factor from a number to the byte that holds it."""
         return 1 << self.place
 
     def bytes_of(self, word: Any, number: Any) -> Any:

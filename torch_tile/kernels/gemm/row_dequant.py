@@ -218,7 +218,7 @@ def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: 
     """Launch the product of one row and the other operands of `dequant.prepare` into `out`."""
     a, *operands = tensors
     groups = a.view(-1, spec.storage.group)
-    machine.kernel(row_dequant_matmul)(config, spec, held(config, len(groups)))(groups, *operands, out)
+    machine.kernel(row_dequant_matmul)(config, spec, groups_held(config, len(groups)))(groups, *operands, out)
 
 
 # Tilings. They change the speed, never the result.
@@ -229,8 +229,8 @@ AHEAD = 256  # columns of a slice in a step, of all matrices together
 RESIDENT = 2, 3, 1  # blocks of a multiprocessor: four would have no registers for a step
 
 
-def held(config: Config, groups: int) -> int:
-    """Return the number of groups of a row, rounded up to whole steps."""
+def groups_held(config: Config, groups: int) -> int:
+    """Return how many groups of a row a block holds: all, rounded up to whole steps."""
     return round_up(groups, SLICES * config.stages)
 
 
@@ -245,13 +245,13 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
         Config(SLICES, ROWS, group, THREADS, stages, blocks=count * machine.num_sms, resident=count)
         for count in RESIDENT
     ]
-    fitting = [config for config in configs if shares(config, spec, problem.k // group, machine)]
+    fitting = [config for config in configs if blocks_fit(config, spec, problem.k // group, machine)]
     return min(fitting, key=lambda config: -(-tiles // config.blocks) * max(2, config.resident), default=None)
 
 
-def shares(config: Config, spec: Spec, groups: int, machine: Machine) -> bool:
+def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> bool:
     """Return whether a multiprocessor has shared memory for all of its blocks, whose rows have so many groups."""
-    one = footprint(config, spec, held(config, groups)).bytes
+    one = footprint(config, spec, groups_held(config, groups)).bytes
     return config.resident * one <= machine.target.shared_limit
 
 

@@ -34,11 +34,12 @@ class Config:
     """A tiling: chunks of `chunk` times.
 
     A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
-    `channel_tile` where channels decay. A triangle is inverted from blocks of `base`. The gradients of keys, with the
-    most sums at once, have `key_threads`; `key_blocks` of them shall share a multiprocessor, as shall `blocks` that
-    find the pairs of chunks. Results of scans that are `staged` leave through shared memory, from where bulk copies
-    take them. With `fused_values` outputs come from one scan of blocks with so many values, whose states stay in
-    registers. Packed sequences and decaying channels have no such scan. It takes sequences in `segments` at once.
+    `channel_tile` where channels decay. Pairs of times whose channels decay are found in blocks of `base` times. The
+    gradients of keys, with the most sums at once, have `key_threads`; `key_blocks` of them shall share a
+    multiprocessor, as shall `blocks` that find the pairs of chunks. Results of scans that are `staged` leave through
+    shared memory, from where bulk copies take them. With `fused_values` outputs come from one scan of blocks with so
+    many values, whose states stay in registers. Packed sequences and decaying channels have no such scan. It takes
+    sequences in `segments` at once.
     """
 
     chunk: int = 64

@@ -40,7 +40,7 @@ class Config:
     ping_pong: bool = False
 
     def part_dtype(self, spec: Spec) -> torch.dtype:
-        """Return the dtype of the results of splits: that of the result where shared memory stages them."""
+        """Return the dtype in which splits store their results: the output's, if they leave through shared memory."""
         return spec.dtype if self.staged else compute_dtype(spec.dtype)
 
 

@@ -52,7 +52,8 @@ class _Choose(Rewriter):
             return kernel
         able = [op for op in products if wgmma.refuses(replace(op, wgmma=True), ctx) is None]
         if len(able) < len(products):
-            kept = IdSet(op.C.buffer for op in products if op not in IdSet(able))
+            by_wgmma = IdSet(able)
+            kept = IdSet(op.C.buffer for op in products if op not in by_wgmma)
             able = [op for op in able if op.C.buffer not in kept and _lives_in_one_iteration(op.C.buffer, kernel)]
         if _slices_rows(kernel, able):
             return kernel

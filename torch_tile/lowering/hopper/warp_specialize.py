@@ -27,6 +27,7 @@ from torch_tile.intrinsics.bulk import (
     mbarrier_wait,
     warp_arrive,
 )
+from torch_tile.intrinsics.wgmma import LARGEST_N
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
@@ -73,7 +74,6 @@ REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, un
 MOST_COPIERS = 4  # warps
 MOST_IN_FRAGMENTS = 200  # registers of a thread, where two blocks share a multiprocessor
 BESIDE_SUMS = 26  # registers of a thread that one product's instruction needs beside its sums
-WIDEST = 256  # columns of such an instruction
 REST = 4096  # bytes of a block's shared memory for barriers, results of reductions and padding
 NO_CLUSTER = (1, 1, 1)
 SPLIT = "bulk copies by a warp of its own"  # of the report
@@ -141,7 +141,7 @@ def _leaves_room(kernel: Kernel, loads: Loads, build: Build) -> bool:
         elif buffer.scope == "fragment":
             registers += max(1, math.prod(shape) * bits // 32 // WARPGROUP)
     sizes = [found for op in find(kernel.body, Gemm) if (found := problem(op)) is not None]
-    sums = max((min(n, WIDEST) // 2 for _, n, _ in sizes), default=0)
+    sums = max((min(n, LARGEST_N) // 2 for _, n, _ in sizes), default=0)
     if sums + BESIDE_SUMS > equal_share(2 * WARPGROUP, 2):
         return False
     room = build.target.shared_limit // 2 - REST

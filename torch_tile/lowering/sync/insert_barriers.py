@@ -618,7 +618,7 @@ def _barrier_of(call: Call) -> Buffer:
 
 
 def _mbarriers_of(branch: If) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
-    """Return the mbarriers for which threads of a branch wait, and those that they hand to other calls."""
+    """Return the mbarriers on which threads of a branch wait, and those that its other calls name, as arrivals do."""
     calls = [call for call in find(branch, Call) if call.args and isinstance(call.args[0], Address)]
     waits = IdSet(_barrier_of(call) for call in calls if syncs(call, Sync.WAIT, Scope.MBARRIER))
     others = (a for call in calls if not syncs(call, Sync.WAIT, Scope.MBARRIER) for a in call.args)

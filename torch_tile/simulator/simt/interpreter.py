@@ -108,12 +108,14 @@ class _Machine(Visitor):
         # Threads that have left the current iteration, and those among them that have left the loop.
         self.gone, self.broken = cast(Any, None), cast(Any, None)
         self.everyone = self.threads.everyone
-        self.variables: list[Variable] = []  # that roles have their own values of
         self.blocks_run = 0  # blocks that have run
         self.points: list[tuple[int, ...]] = []  # of the blocks that run
         self.body = self.block(kernel.body)
-        if self.linked:
-            self.variables = [m for m in self.memory.values() if isinstance(m, Variable)]
+        self.variables: list[Variable] = self.known_variables()  # of which each task has its own values
+
+    def known_variables(self) -> list[Variable]:
+        """Return the variables of what has been compiled so far, in order."""
+        return [m for m in self.memory.values() if isinstance(m, Variable)]
 
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
         """Return the memory of a tensor; a tensor that the kernel writes gets a trace of its accesses."""
@@ -364,7 +366,7 @@ class _Machine(Visitor):
 
     def roles(self, roles: list[st.Role]) -> Step:
         """Compile roles as tasks that run at the same time, one task for each barrier group of a role."""
-        outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
+        outer = self.known_variables()
         parts = [(role, self.block(role.body)) for role in roles]
         return self._tasks(parts, outer, lambda mask, everyone: mask)
 
@@ -373,7 +375,7 @@ class _Machine(Visitor):
 
         At barriers of the block a task still meets all threads.
         """
-        outer = [m for m in self.memory.values() if isinstance(m, Variable)]
+        outer = self.known_variables()
         steps = [self.stmt(one) for one in branches]
 
         def body() -> None:
@@ -386,11 +388,11 @@ class _Machine(Visitor):
     def _tasks(
         self, parts: list[tuple[st.Role, Step]], outer: list[Variable], meeting: Callable[[Any, Any], Any]
     ) -> Step:
-        """Run parts of a block as tasks. `meeting` returns the threads that a task meets at barriers of the block.
+        """Compile parts of a block to tasks, and write their values of `outer` variables back in the end.
 
-        In every other block the last task begins.
+        `meeting` returns the threads that a task meets at barriers of the block. In every other block the last task
+        begins.
         """
-        variables = [m for m in self.memory.values() if isinstance(m, Variable)]
         groups = [
             (mask, body)
             for role, body in parts
@@ -398,7 +400,6 @@ class _Machine(Visitor):
         ]
 
         def run() -> None:
-            self.variables = self.variables if self.linked else variables
             before, threads = self.saved(), self.threads
             after: list[tuple[Any, list[Value]]] = []
 

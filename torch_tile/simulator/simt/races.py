@@ -330,7 +330,7 @@ class VectorClock(Clock):
         return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
-        """Return which accesses, by their time stamps, earlier blocks made without an order before this access."""
+        """Mark the accesses of earlier blocks, by their time stamps, that nothing orders before this access."""
         strange = (when > 0) & (when < self.first)
         for heard, news in self.news if strange.any() else ():
             strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
