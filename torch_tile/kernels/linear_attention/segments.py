@@ -128,12 +128,14 @@ def join_segments(config: Config, spec: Spec) -> Any:
             transition = T.alloc_shared((rows, rows), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
+            stored = T.alloc_shared((columns, rows), compute)  # bulk copies need no registers for addresses
             begin_state(s, others, state, (bz, head, at), transposed=True)
             for n in T.Pipelined(size - 1, num_stages=config.stages):
                 segment = size - 1 - n if reverse else n
                 T.copy(own_states[bz, segment, head, at : at + columns, 0:rows], own_tile)
                 T.copy(transitions[bz, segment, head, 0:rows, 0:rows], transition)
-                T.copy(state, segment_states[bz, segment, head, at : at + columns, 0:rows])
+                T.copy(state, stored)
+                T.copy(stored, segment_states[bz, segment, head, at : at + columns, 0:rows])
                 T.copy(state, before)
                 T.copy(own_tile, state)
                 T.gemm(before, transition, state, transpose_B=reverse)
