@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, typical
+from torch_tile.kernels.common import Machine, power_within, typical
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
 
@@ -39,8 +39,8 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
         return 1
     sizes = typical(Problem(states, values, chunks))
     blocks = sizes.states * -(-sizes.values // config.fused_values)
-    most = min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
-    return 1 << most.bit_length() - 1 if most >= FEWEST else 1
+    segments = power_within(min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST))
+    return segments if segments >= FEWEST else 1
 
 
 @library_jit
