@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.wan_vae import hidden
+
 Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -264,14 +266,22 @@ def make_loss(layers: int, batch: int, length: int, config: Mapping[str, Any]) -
     return Loss(model), (torch.randint(0, made_config.vocab_size, (batch, length), device="cuda"),), {}
 
 
-def make_delta_layer(batch: int, length: int) -> Made:
-    """Make a gated delta layer of Qwen3-Next."""
+def delta_layer(**sizes: Any) -> nn.Module:
+    """Make a gated delta layer of Qwen3-Next in torch: kernels of other packages do not take float64."""
     from transformers import Qwen3NextConfig
-    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+    with hidden("fla", "causal_conv1d"):  # transformers takes their functions while it is imported
+        from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
     layer: Any = Qwen3NextGatedDeltaNet
-    config = Qwen3NextConfig()
-    return make_module(partial(layer, config, 0), (batch, length, config.hidden_size))
+    made: nn.Module = layer(Qwen3NextConfig(**sizes), 0)
+    return made
+
+
+def make_delta_layer(batch: int, length: int) -> Made:
+    """Make a gated delta layer of its real size."""
+    from transformers import Qwen3NextConfig
+
+    return make_module(delta_layer, (batch, length, Qwen3NextConfig().hidden_size))
 
 
 def cases() -> list[ModelCase]:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of models: what counts as short, and that every case is described."""
 
+import sys
+
 import pytest
 import torch
 
 from benchmarks import model_cases
+from benchmarks.model_cases import delta_layer, in_float64
 from benchmarks.models import Line, draw, main, shown
 from benchmarks.timer import Timing
 
@@ -78,3 +81,21 @@ def test_plot(tmp_path):
 def test_memory_is_shown():
     out = shown(line(1.0, 1.2, less=1.5))
     assert "GiB 8.00/6.50 (asked 2 less)" in out and "SHORT" in out
+
+
+def test_a_delta_layer_runs_in_float64_where_kernels_for_it_are_installed(tmp_path, monkeypatch):
+    """As they refuse float64, transformers must not find them."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    for package, names in {"fla": "chunk_gated_delta_rule", "causal_conv1d": "causal_conv1d_fn"}.items():
+        path = tmp_path / package / "ops" / "gated_delta_rule"
+        path.mkdir(parents=True)
+        for folder in (path.parents[1], path.parents[0], path):
+            (folder / "__init__.py").write_text(f"def {names}(*given, **named):\n    raise TypeError\n")
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys.modules[modeling.__package__], "modeling_qwen3_next", modeling)  # as it is afterwards
+    monkeypatch.delitem(sys.modules, modeling.__name__)
+    heads = {f"linear_num_{which}_heads": 2 for which in ("key", "value")}
+    layer = delta_layer(hidden_size=32, linear_key_head_dim=8, linear_value_head_dim=8, **heads)
+    x = torch.randn(1, 20, 32, dtype=torch.float64)
+    assert in_float64((layer, (x,), {}))[0](x).dtype == torch.float64

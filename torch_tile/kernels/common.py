@@ -188,6 +188,11 @@ def power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
+def power_within(most: int) -> int:
+    """Return the greatest power of two that is not above `most`, 0 if that is 0."""
+    return 1 << most.bit_length() >> 1
+
+
 def typical(problem: Problem) -> Problem:
     """Replace symbolic sizes of a dataclass by their typical values, for choices on which only speed depends."""
     hints = {name: x.node.hint for name, x in vars(problem).items() if isinstance(x, torch.SymInt)}

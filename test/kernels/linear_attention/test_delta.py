@@ -96,25 +96,45 @@ def test_random_problems(dtype, form, rounds, engine, problems, check):
         given, options, what = problem(problems, dtype, 40 if few else 150, 16, 20 if few else 90, channels)
         if "no rule" in form:
             given["beta"] = None
-        names = [name for name in GRADIENTS if name != "beta" or given["beta"] is not None]
         config = replace(TINY, staged=problems.pick(False, True), fused_values=problems.pick(0, 16)) if few else None
         config = replace(config, segments=problems.pick(1, 2, 4)) if few else None
-        found = gated_delta_rule(**given, **options, config=config)
-        wide = double(given)
-        wants, rounding = recurrence(*wide.values(), *options.values()), Rounding(reference, **wide, **options)
-        for n, (got, want) in enumerate(zip(found, wants, strict=True)):
-            check(got, want, what, dtype, own=True, rounding=rounding[n])
-        if engine == "text":  # one of its kernels after the other takes too long
-            continue
-        grad = problems.tensor(*given["v"].shape, dtype=dtype)
-        grad_state = problems.pick(None, problems.tensor(*found[1].shape))
-        found = gated_delta_rule_backward(grad, grad_state, **given, **options, config=config)
-        upstream = grad.double(), None if grad_state is None else grad_state.double()
-        with torch.no_grad():
-            wants = gradient_reference(*upstream, **wide, **options)
-        rounding = Rounding(gradient_reference, *upstream, **wide, **options)
-        for n, (name, got, want) in enumerate(zip(names, found, wants, strict=True)):
-            check(got, want, f"{name} {what}", dtype, own=True, rounding=rounding[n])
+        agree(given, options, config, what, problems, check, gradients=engine != "text")  # which takes too long
+
+
+def agree(given, options, config, what, problems, check, gradients=True):
+    """Compare outputs and gradients of a call with float64."""
+    dtype, wide = given["v"].dtype, double(given)
+    found = gated_delta_rule(**given, **options, config=config)
+    wants, rounding = recurrence(*wide.values(), *options.values()), Rounding(reference, **wide, **options)
+    for n, (got, want) in enumerate(zip(found, wants, strict=True)):
+        check(got, want, what, dtype, own=True, rounding=rounding[n])
+    if not gradients:
+        return
+    grad = problems.tensor(*given["v"].shape, dtype=dtype)
+    grad_state = problems.pick(None, problems.tensor(*found[1].shape))
+    found = gated_delta_rule_backward(grad, grad_state, **given, **options, config=config)
+    upstream = grad.double(), None if grad_state is None else grad_state.double()
+    with torch.no_grad():
+        wants = gradient_reference(*upstream, **wide, **options)
+    rounding = Rounding(gradient_reference, *upstream, **wide, **options)
+    names = [name for name in GRADIENTS if name != "beta" or given["beta"] is not None]
+    for n, (name, got, want) in enumerate(zip(names, found, wants, strict=True)):
+        check(got, want, f"{name} {what}", dtype, own=True, rounding=rounding[n])
+
+
+@pytest.mark.parametrize("form", ["rule", "no rule"])
+@pytest.mark.parametrize(("segments", "length"), [(2, 33), (4, 70), (4, 20)])
+def test_sequences_in_segments(segments, length, form, engine, problems, check):
+    """Also where the last segments have no chunk."""
+    if engine == "text" and length > 20:
+        pytest.skip("takes too long")
+    tensor, numbers = problems.tensor, torch.rand(2, 1, length, 2)
+    given = {"q": tensor(1, length, 1, 16), "k": normalized(tensor(1, length, 1, 16)), "v": tensor(1, length, 2, 20)}
+    given |= {"g": -numbers[0], "beta": numbers[1] if form == "rule" else None}
+    given |= {"initial_state": problems.pick(None, tensor(1, 2, 16, 20)), "cu_seqlens": None}
+    config = replace(TINY, staged=True, fused_values=16, segments=segments)
+    options = {"scale": None, "use_qk_l2norm": False}
+    agree(given, options, config, f"{segments} {length}", problems, check, gradients=engine != "text")
 
 
 def test_keys_in_several_tiles_and_more_than_fit(problems, check):

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, typical
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, compute_dtype, power_of_two, power_within, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.measured_rules import verdict
 
@@ -397,7 +397,7 @@ def with_split_k(config: Config, problem: Problem, machine: Machine, most: int) 
     """Split K over up to `most` blocks of a cluster, so that all SMs have work; None if most SMs would idle."""
     count = count_of(config, problem)
     wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
-    longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
+    longest = power_within(problem.k // (4 * config.block_k))  # so that each has four steps
     splits = max(1, min(wanted, most, longest))
     if count * splits / machine.num_sms < verdict("gemm.least_blocks", machine.target, math.inf):
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.common import LOG2_E, start_early, strided
+from torch_tile.kernels.common import LOG2_E, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, place_of, store_inverse, store_rows
 
@@ -39,7 +39,6 @@ def channel_decays(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             head, at = bx // tiles, bx % tiles * tile
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             logs = T.alloc_shared((size, tile), compute)
@@ -99,7 +98,6 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
@@ -197,7 +195,6 @@ def channel_gradients(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             head, part = bx // tiles, bx % tiles
             at = part * tile
             first, count = place_of(s, others[0] if spec.packed else None, slot)

@@ -26,7 +26,6 @@ from torch_tile.kernels.common import (
     dense_last,
     has_kernels,
     machine_of,
-    start_early,
     vector_of,
 )
 from torch_tile.kernels.library_jit import library_jit
@@ -38,6 +37,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    begin_segment,
     begin_state,
     chunks_of,
     config_for,
@@ -79,7 +79,6 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
             T.annotate_min_blocks_per_sm(1 if spec.packed else config.blocks)  # guarded stores take registers
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
@@ -125,6 +124,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     more = [*s.later_keys(), *s.pairs_of_delta()]
     more += [s.like_values()] if spec.delta else []
+    segments = config.segments
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
 
     @T.prim_func
@@ -133,14 +133,17 @@ def scan_states(config: Config, spec: Spec) -> Any:
         v: s.values("v"),
         seen: s.per_time(),
         left: s.per_time(),
-        *others: [*s.starts(), *s.table(), *more, *s.initial()],
+        *others: [*s.starts(), *s.table(), *more, *s.before_scan()],
         states: s.states(),
         last: s.state_of_sequences(),
     ):
-        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
-            start_early()
-            group, at = head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences * segments, threads=config.threads) as (
+            bx,
+            head,
+            place,
+        ):
+            sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
+            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence, segment)
             at_more = 2 if spec.packed else 0
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -161,7 +164,10 @@ def scan_states(config: Config, spec: Spec) -> Any:
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
                 rest = T.alloc_shared((size, columns), spec.dtype)
-            begin_state(s, others, state, (sequence, head, at))
+            if segments == 1:
+                begin_state(s, others, state, (sequence, head, at))
+            else:
+                begin_segment(s, others, state, (sequence, segment, head, at))
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, others[1] if spec.packed else None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
@@ -199,7 +205,8 @@ def scan_states(config: Config, spec: Spec) -> Any:
                         value = T.if_then_else(i < count, T.cast(v_tile[i, j], compute), 0.0)
                         weighed[i, j] = T.cast(value * factor[i], spec.dtype)
                 T.gemm(later if spec.channels else k_tile, weighed, state, transpose_A=True)
-            T.copy(state, last[sequence, head, 0:rows, at : at + columns])
+            if segment == segments - 1:
+                T.copy(state, last[sequence, head, 0:rows, at : at + columns])
 
     return delta_scan_states
 
@@ -223,7 +230,6 @@ def chunk_outputs(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.v, columns)
         with T.Kernel(s.h * tiles, slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             head, at = bx // tiles, bx % tiles * columns
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
@@ -272,7 +278,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *(s.initial() if segments == 1 else [s.segment_states()])],
+        *others: [*s.pairs_of_delta(), *s.before_scan()],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,
@@ -283,7 +289,6 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            start_early()
             segment, group, at = place % segments, head // (s.h // s.g), bx * columns
             bz, begin, chunks = chunks_of(s, None, place // segments, segment, slots)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
@@ -347,7 +352,6 @@ def normalize_rows(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def delta_normalize_rows(x: s.keys("x"), out: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
         with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
-            start_early()
             tile = T.alloc_fragment((NORM_ROWS, columns), compute)
             squares = T.alloc_fragment((NORM_ROWS, columns), compute)
             total = T.alloc_fragment((NORM_ROWS,), compute)
@@ -400,6 +404,8 @@ class Chunks:
         if self.config.fused_values and not (packed or channels):
             segments = segments_for(self.config, self.machine, states, self.values, self.slots)
             self.segment_config = config or replace(self.config, segments=segments)
+        if self.segment_config.segments > 1:  # which fill the GPU, so that no tile need be narrow
+            self.scan_config = replace(self.segment_config, value_tile=self.config.fused_values)
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
         self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))
@@ -442,6 +448,10 @@ class Chunks:
         """Allocate states, one for each chunk and one more."""
         return self.empty(self.batch, self.slots + 1, self.heads, self.keys, self.values, dtype=self.v.dtype)
 
+    def segment_states(self) -> torch.Tensor:
+        """Allocate transposed states, one for each segment."""
+        return self.empty(self.batch, self.segment_config.segments, self.heads, self.values, self.keys)
+
     def run(self, kernel: Any, *operands: Any, spec: Spec | None = None, config: Config | None = None) -> None:
         """Launch a kernel."""
         self.machine.kernel(kernel)(config or self.config, spec or self.spec)(*operands)
@@ -482,24 +492,33 @@ class Chunks:
         given = self.args.initial_state
         return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
 
-    def states_before(self, inverses: list[torch.Tensor]) -> tuple[list[torch.Tensor], Spec]:
-        """Compute the transposed states before segments, in a list as `initial`; of one segment return `initial`."""
+    def states_before(self, inverses: list[torch.Tensor], more: int = 0) -> tuple[list[torch.Tensor], Spec]:
+        """Compute the transposed states before segments, in a list as `initial`; of one segment return `initial`.
+
+        more: 1 if `transitions` shall also have that of the last segment.
+        """
         segments, config, keys, values = self.segment_config.segments, self.segment_config, self.keys, self.values
         if segments == 1:
             return self.initial()
-        own = self.empty(self.batch, segments - 1, self.heads, values, keys)
-        transitions = self.empty(self.batch, segments - 1, self.heads, keys, keys, dtype=self.v.dtype)
+        shape = self.batch, segments - 1 + more, self.heads
+        own = self.empty(*shape, values, keys)
+        self.transitions = self.empty(*shape, keys, keys, dtype=self.v.dtype)
         operands = self.k, self.v, self.seen, self.left, *inverses
-        self.run(scan_segments, *operands, own, transitions, self.slots, config=config)
-        out, (initial, spec) = self.empty(self.batch, segments, self.heads, values, keys), self.initial()
-        self.run(join_segments, own, transitions, *initial, out, spec=spec, config=config)
-        return [out], self.spec
+        self.run(scan_segments, *operands, own, self.transitions, self.slots, config=config)
+        initial, spec = self.initial()
+        return [self.joined(own, initial, spec)], self.spec
+
+    def joined(self, own: torch.Tensor, given: list[torch.Tensor], spec: Spec) -> torch.Tensor:
+        """Compute the transposed states before segments, or gradients of those behind, from those from 0."""
+        out = self.segment_states()
+        self.run(join_segments, own, self.transitions, *given, out, spec=spec, config=self.segment_config)
+        return out
 
     def scan(self, inverses: list[torch.Tensor], last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute errors, which are values without the delta rule, and the states before chunks, and write `last`."""
         errors = [torch.empty_like(self.v, memory_format=torch.contiguous_format)] if inverses else []
-        states, (initial, spec) = self.states(), self.initial()
-        others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *initial
+        states, (before, spec) = self.states(), self.states_before(inverses, more=1)
+        others = *self.starts, *self.table, *self.later_keys, *inverses, *errors, *before
         operands = self.grown_k, self.v, self.seen, self.left, *others, states, last
         self.run(scan_states, *operands, spec=spec, config=self.scan_config)
         return errors[0] if errors else self.v, states

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of, start_early
+from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
@@ -27,6 +27,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    begin_segment,
     begin_state,
     chunks_of,
     load_rows,
@@ -44,12 +45,15 @@ reference = gradient_reference
 def scan_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for three gradients: of v, of the state behind each chunk, and of the first state.
 
-    `initial` is the gradient of the last state. q and k are `grown_q` and `grown_k` of `Chunks`.
+    `initial` is the gradient of the last state. q and k are `grown_q` and `grown_k` of `Chunks`. Segments `apart` give
+    the gradients of their first states `[sequences, segments, H, V, K]` alone.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
     both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
     stages = config.stages if config.staged else 1  # more would not fit
+    segments = config.segments
+    firsts = s.segment_states() if spec.apart else s.state_of_sequences()
 
     @T.prim_func
     def delta_scan_gradients(
@@ -59,16 +63,19 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         weights: s.pairs(),
         seen: s.per_time(),
         left: s.per_time(),
-        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.initial()],
+        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.before_scan()],
         dv: s.like_values(),
         behind: s.states(),
-        of_first: s.state_of_sequences(),
+        of_first: firsts,
         scale: compute,
     ):
-        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, sequence):
-            start_early()
-            group, at = head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence)
+        with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences * segments, threads=config.threads) as (
+            bx,
+            head,
+            place,
+        ):
+            sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
+            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence, segment)
             at_more = 2 if spec.packed else 0
             tile = T.alloc_shared((both, rows), spec.dtype)
             grad_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -93,7 +100,10 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 later = T.alloc_shared((size, rows), spec.dtype)
             if spec.channels:
                 keeps = T.alloc_shared((rows,), compute)
-            begin_state(s, others, state, (sequence, head, at))
+            if segments == 1 or spec.apart:
+                begin_state(s, others, state, (sequence, head, at))
+            else:
+                begin_segment(s, others, state, (sequence, segment, head, at))
             for n in T.Pipelined(chunks, num_stages=stages):
                 slot = begin + chunks - 1 - n
                 first, count = place_of(s, others[1] if spec.packed else None, slot)
@@ -114,9 +124,10 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 T.copy(seen[bz, head, first : first + size], seen_tile)
                 T.copy(left[bz, head, first : first + size], left_tile)
                 T.copy(state, state_tile)
-                if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
-                    T.copy(state, stored)
-                T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
+                if not spec.apart:
+                    if config.staged:  # not `state_tile`: a bulk copy still reads it when the next state comes
+                        T.copy(state, stored)
+                    T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
                 keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
@@ -138,13 +149,19 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 else:
                     for i, j in T.Parallel(size, columns):
                         found[i, j] += acc[i, j]
-                if by_tiles:
-                    T.copy(found, found_tile)
-                store_rows(s, found_tile, dv, (bz, first, count, head, at))
+                if not spec.apart:
+                    if by_tiles:
+                        T.copy(found, found_tile)
+                    store_rows(s, found_tile, dv, (bz, first, count, head, at))
                 T.gemm(tile, weighed, added, transpose_A=True, clear_accum=True)
                 for i, j in T.Parallel(rows, columns):
                     state[i, j] = state[i, j] * (keeps[i] if spec.channels else keep) + added[i, j]
-            T.copy(state, of_first[sequence, head, 0:rows, at : at + columns])
+            if spec.apart:
+                for i, j in T.Parallel(rows, columns):
+                    if T.logical_and(i < s.k, at + j < s.v):
+                        of_first[sequence, segment, head, at + j, i] = state[i, j]
+            elif segment == 0:
+                T.copy(state, of_first[sequence, head, 0:rows, at : at + columns])
 
     return delta_scan_gradients
 
@@ -176,49 +193,59 @@ def pair_gradients(config: Config, spec: Spec) -> Any:
         scale: compute,
     ):
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            start_early()
+            T.annotate_min_blocks_per_sm(config.key_blocks)
             group = head // (s.h // s.g)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
-            left_tile = T.alloc_shared((size, tile), spec.dtype)
-            right_tile = T.alloc_shared((size, tile), spec.dtype)
-            acc = T.alloc_fragment((size, size), compute)
-            scores = T.alloc_fragment((size, size), compute)
-            product = T.alloc_fragment((size, size), compute)
+            q_tile = T.alloc_shared((size, tile), spec.dtype)
+            k_tile = T.alloc_shared((size, tile), spec.dtype)
+            grad_tile = T.alloc_shared((size, tile), spec.dtype)
+            error_tile = T.alloc_shared((size, tile), spec.dtype)
+            acc, scores = (T.alloc_fragment((size, size), compute) for _ in range(2))
             sums = T.alloc_fragment((size, size), compute)
             row_sums = T.alloc_fragment((size,), compute)
             column_sums = T.alloc_fragment((size,), compute)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
+            T.clear(acc)
+            T.clear(scores)
+            if spec.delta:
+                dv_tile = T.alloc_shared((size, tile), spec.dtype)
+                acc_keys, scores_keys = (T.alloc_fragment((size, size), compute) for _ in range(2))
+                T.clear(acc_keys)
+                T.clear(scores_keys)
             load_times(s, decays, betas, (bz, first, count, head), own, factor)
-            for keys in (False, True) if spec.delta else (False,):
-                T.clear(acc)
-                T.clear(scores)
-                if not spec.channels:
-                    for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
-                        c = n * tile
-                        T.copy((k if keys else q)[bz, first : first + size, group, c : c + tile], left_tile)
-                        T.copy(k[bz, first : first + size, group, c : c + tile], right_tile)
-                        T.gemm(left_tile, right_tile, scores, transpose_B=True)
-                for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
-                    given = dv if keys else grad
-                    T.copy(given[bz, first : first + size, head, n * tile : n * tile + tile], left_tile)
-                    T.copy(errors[bz, first : first + size, head, n * tile : n * tile + tile], right_tile)
-                    T.gemm(left_tile, right_tile, acc, transpose_B=True)
-                for i, j in T.Parallel(size, size):
-                    path = T.logical_and(i > j if keys else i >= j, i < count)
-                    value = acc[i, j] * T.exp2(T.if_then_else(path, own[i] - own[j], 0.0))
-                    value = T.if_then_else(path, -value if keys else value * scale, 0.0)
-                    acc[i, j] = value if spec.channels else value * factor[j]
-                    if keys:
-                        sums[i, j] += value * scores[i, j]
-                    else:
-                        sums[i, j] = value * scores[i, j]
-                store_rows(s, acc, others[-1] if keys else of_queries, (bz, first, count, head, 0))
+            if not spec.channels:
+                for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
+                    T.copy(q[bz, first : first + size, group, n * tile : n * tile + tile], q_tile)
+                    T.copy(k[bz, first : first + size, group, n * tile : n * tile + tile], k_tile)
+                    T.gemm(q_tile, k_tile, scores, transpose_B=True)
+                    if spec.delta:
+                        T.gemm(k_tile, k_tile, scores_keys, transpose_B=True)
+            for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
+                T.copy(grad[bz, first : first + size, head, n * tile : n * tile + tile], grad_tile)
+                T.copy(errors[bz, first : first + size, head, n * tile : n * tile + tile], error_tile)
+                T.gemm(grad_tile, error_tile, acc, transpose_B=True)
+                if spec.delta:
+                    T.copy(dv[bz, first : first + size, head, n * tile : n * tile + tile], dv_tile)
+                    T.gemm(dv_tile, error_tile, acc_keys, transpose_B=True)
+            for i, j in T.Parallel(size, size):
+                path = T.logical_and(i >= j, i < count)
+                weight = T.exp2(T.if_then_else(path, own[i] - own[j], 0.0))
+                value = T.if_then_else(path, acc[i, j] * weight * scale, 0.0)
+                sums[i, j] = value * scores[i, j]
+                acc[i, j] = value if spec.channels else value * factor[j]
+                if spec.delta:
+                    value = T.if_then_else(T.logical_and(i > j, path), -acc_keys[i, j] * weight, 0.0)
+                    sums[i, j] += value * scores_keys[i, j]
+                    acc_keys[i, j] = value if spec.channels else value * factor[j]
+            store_rows(s, acc, of_queries, (bz, first, count, head, 0))
+            if spec.delta:
+                store_rows(s, acc_keys, others[-1], (bz, first, count, head, 0))
             if not spec.channels:
                 T.reduce_sum(sums, column_sums, dim=0)
                 for i, j in T.Parallel(size, size):
-                    product[i, j] = sums[i, j] * factor[j]
-                T.reduce_sum(product, row_sums, dim=1)
+                    sums[i, j] *= factor[j]
+                T.reduce_sum(sums, row_sums, dim=1)
                 for i in T.Parallel(size):
                     if i < count:
                         outs[bz, head, first + i] = row_sums[i]
@@ -276,7 +303,6 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
-            start_early()
             T.annotate_min_blocks_per_sm(config.key_blocks)
             group, part = bx // tiles, bx % tiles
             at, members = part * tile, s.h // s.g
@@ -390,7 +416,6 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
         slots: T.int32,
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             logs = T.alloc_shared((HEADS, size), compute)
             to_state = T.alloc_fragment((HEADS, size), compute)
             end = T.alloc_fragment((HEADS,), compute)
@@ -429,7 +454,6 @@ def normalize_gradients(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def delta_normalize_gradients(x: s.keys("x"), grad: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype)):
         with T.Kernel(T.ceildiv(s.length, NORM_ROWS), s.g, s.b, threads=config.threads) as (bx, group, bz):
-            start_early()
             tile = T.alloc_fragment((NORM_ROWS, columns), compute)
             upstream = T.alloc_fragment((NORM_ROWS, columns), compute)
             products = T.alloc_fragment((NORM_ROWS, columns), compute)
@@ -480,10 +504,14 @@ def gated_delta_rule_backward(
     behind, last, spec = chunks.states(), [], chunks.spec
     if args.grad_state is not None:
         last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
-    places = *chunks.starts, *table, *chunks.later_keys, *inverses, *last
-    weights_of_times = weights, chunks.seen, chunks.left
-    operands = chunks.grown_q, chunks.grown_k, grad, *weights_of_times, *places, dv, behind, of_first, chunks.scale
-    chunks.run(scan_gradients, *operands, spec=spec, config=chunks.scan_config)
+    places = *chunks.starts, *table, *chunks.later_keys, *inverses
+    operands = chunks.grown_q, chunks.grown_k, grad, weights, chunks.seen, chunks.left, *places
+    if chunks.scan_config.segments > 1:
+        own, apart = chunks.segment_states(), replace(chunks.spec, apart=True)
+        chunks.run(scan_gradients, *operands, dv, behind, own, chunks.scale, spec=apart, config=chunks.scan_config)
+        last, spec = [chunks.joined(own, last, replace(spec, reverse=True))], chunks.spec
+    results_of_scan = dv, behind, of_first, chunks.scale
+    chunks.run(scan_gradients, *operands, *last, *results_of_scan, spec=spec, config=chunks.scan_config)
     of_queries, outs, ins = chunks.pairs(), chunks.per_time(), chunks.per_time()
     of_keys = [chunks.pairs() for _ in inverses]
     operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch

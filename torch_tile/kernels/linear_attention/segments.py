@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, start_early, typical
+from torch_tile.kernels.common import Machine, power_within, typical
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
 
@@ -39,20 +39,20 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
         return 1
     sizes = typical(Problem(states, values, chunks))
     blocks = sizes.states * -(-sizes.values // config.fused_values)
-    most = min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST)
-    return 1 << most.bit_length() - 1 if most >= FEWEST else 1
+    segments = power_within(min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST))
+    return segments if segments >= FEWEST else 1
 
 
 @library_jit
 def scan_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for transitions of segments, `[K, K]`, and for what segments add to a state of 0.
+    """Build the kernel for transitions of the first segments, `[K, K]`, and for what they add to a state of 0.
 
-    The last segment has neither.
+    A sequence has as many of both as the results have room for.
     Both are one scan of rows `[K]`, the state's for each value. Behind the blocks of values come those of transitions.
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
-    segments = config.segments - 1
+    segments = T.dynamic("segments")
 
     @T.prim_func
     def delta_scan_segments(
@@ -68,7 +68,6 @@ def scan_segments(config: Config, spec: Spec) -> Any:
         tiles = T.ceildiv(s.v, columns)
         blocks = tiles + T.ceildiv(s.k, columns)
         with T.Kernel(blocks, s.h, s.sequences * segments, threads=config.threads) as (bx, head, place):
-            start_early()
             T.annotate_min_blocks_per_sm(BLOCKS)
             bz, segment = place // segments, place % segments
             group, at, row = head // (s.h // s.g), bx * columns, (bx - tiles) * columns
@@ -108,9 +107,13 @@ def scan_segments(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def join_segments(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the state `[V, K]` before each segment, from what `scan_segments` found."""
+    """Build the kernel for the state `[V, K]` before each segment, from what `scan_segments` found.
+
+    In reverse it finds the gradient of the state behind each segment. What `scan_gradients` found apart takes the place
+    of what a segment adds.
+    """
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.keys, config.fused_values
-    segments = config.segments - 1
+    segments, size, reverse = T.dynamic("segments"), config.segments, spec.reverse
 
     @T.prim_func
     def delta_join_segments(
@@ -120,20 +123,22 @@ def join_segments(config: Config, spec: Spec) -> Any:
         segment_states: s.segment_states(),
     ):
         with T.Kernel(T.ceildiv(s.v, columns), s.h, s.sequences, threads=config.threads) as (bx, head, bz):
-            start_early()
             at = bx * columns
             own_tile = T.alloc_shared((columns, rows), compute)
             transition = T.alloc_shared((rows, rows), spec.dtype)
             state = T.alloc_fragment((columns, rows), compute)
             before = T.alloc_fragment((columns, rows), spec.dtype)
+            stored = T.alloc_shared((columns, rows), compute)  # bulk copies need no registers for addresses
             begin_state(s, others, state, (bz, head, at), transposed=True)
-            for n in T.Pipelined(segments, num_stages=config.stages):
-                T.copy(own_states[bz, n, head, at : at + columns, 0:rows], own_tile)
-                T.copy(transitions[bz, n, head, 0:rows, 0:rows], transition)
-                T.copy(state, segment_states[bz, n, head, at : at + columns, 0:rows])
+            for n in T.Pipelined(size - 1, num_stages=config.stages):
+                segment = size - 1 - n if reverse else n
+                T.copy(own_states[bz, segment, head, at : at + columns, 0:rows], own_tile)
+                T.copy(transitions[bz, segment, head, 0:rows, 0:rows], transition)
+                T.copy(state, stored)
+                T.copy(stored, segment_states[bz, segment, head, at : at + columns, 0:rows])
                 T.copy(state, before)
                 T.copy(own_tile, state)
-                T.gemm(before, transition, state)
-            T.copy(state, segment_states[bz, segments, head, at : at + columns, 0:rows])
+                T.gemm(before, transition, state, transpose_B=reverse)
+            T.copy(state, segment_states[bz, 0 if reverse else size - 1, head, at : at + columns, 0:rows])
 
     return delta_join_segments

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, start_early, strided
+from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, power_of_two, strided
 from torch_tile.kernels.footprint import Footprint, Tile
 from torch_tile.kernels.library_jit import library_jit
 
@@ -62,9 +62,10 @@ class Config:
 class Spec:
     """Facts that the kernels are compiled for: dtypes, None for absent operands, and the form.
 
-    `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks. Without beta the state
-    adds values as they are, and there is no triangle. If `channels` decay, each channel of the keys does so by itself.
-    With `reads` errors are what other keys read from the state (RWKV-7); channels decay then.
+    `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks. Segments are joined in
+    `reverse` for gradients of states. A scan finds the gradients of segments `apart`, from 0, and stores no others.
+    Without beta the state adds values as they are, and there is no triangle. If `channels` decay, each channel of the
+    keys does so by itself. With `reads` errors are what other keys read from the state (RWKV-7); channels decay then.
     """
 
     dtype: torch.dtype
@@ -75,6 +76,8 @@ class Spec:
     vector: int = 1
     channels: bool = False
     reads: bool = False
+    reverse: bool = False
+    apart: bool = False
 
     @property
     def delta(self) -> bool:
@@ -218,6 +221,12 @@ class Sizes:
         dtype = self.spec.initial
         return [] if dtype is None else [strided("initial", self.state_shape, dtype, unit=False)]
 
+    def before_scan(self) -> list[Any]:
+        """Return the type of the state before each sequence or segment, in a list that is empty without one."""
+        if self.config.segments == 1:
+            return self.initial()
+        return [] if self.spec.apart else [self.segment_states()]
+
     def segment_states(self) -> Any:
         """Return the type of the transposed state before each segment, `[sequences, segments, H, V, K]`."""
         return T.Tensor((self.sequences, self.config.segments, self.h, self.v, self.k), self.spec.compute)
@@ -285,6 +294,16 @@ def begin_state(s: Any, others: Any, state: Any, place: tuple[Any, ...], transpo
             inside = T.logical_and(key < s.k, value < s.v)
             given = others[-1][sequence, head, T.min(key, s.k - 1), T.min(value, s.v - 1)]
             state[i, j] = T.if_then_else(inside, T.cast(given, s.spec.compute), 0.0)
+
+
+@T.macro
+def begin_segment(s: Any, given: Any, state: Any, place: tuple[Any, ...]) -> None:
+    """Begin a segment's state `[K, V]` with the transposed one that `join_segments` found, the last of `given`."""
+    bz, segment, head, at = place
+    for i, j in T.Parallel(*state.shape):
+        inside = T.logical_and(i < s.k, at + j < s.v)
+        value = given[-1][bz, segment, head, T.min(at + j, s.v - 1), T.min(i, s.k - 1)]
+        state[i, j] = T.if_then_else(inside, value, 0.0)
 
 
 @T.macro
@@ -438,7 +457,6 @@ def sum_decays(config: Config, spec: Spec) -> Any:
         length: T.int32,  # without decays and betas no operand says it
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
-            start_early()
             tile = T.alloc_shared((HEADS, size), compute)
             rates = T.alloc_shared((HEADS, size), compute)
             first = T.alloc_var("int32", 0)

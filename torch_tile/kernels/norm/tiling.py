@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_tile.ir.layout import Digit, Layout
-from torch_tile.kernels.common import Machine, power_of_two
+from torch_tile.kernels.common import Machine, power_of_two, power_within
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _gpu_config(n: int, vector: int, most: int) -> Config:
     pieces = -(-n // vector)
     threads = next((t for t in (128, 256, 512) if n <= most // 2 * t), 512)
     wanted = pieces // 4 if vector > 1 else pieces // 16
-    lanes = min(threads, max(1, power_of_two(wanted + 1) // 2))
+    lanes = min(threads, max(1, power_within(wanted)))
     whole = n <= most * threads
     width = -(-pieces // lanes) * lanes * vector if whole else most // 2 * threads
     lanes = lanes if whole else threads

@@ -7,6 +7,7 @@ same kernels with the roles of its operands exchanged. The gradient of a scan is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch_tile.kernels.common import (
     has_kernels,
     machine_of,
     power_of_two,
+    power_within,
     strided,
     typical,
     vector_of,
@@ -80,10 +82,9 @@ def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = T
 
 def heads_of(work: Work, machine: Machine) -> int:
     """Return how many heads a block takes: as many as leave each multiprocessor two blocks, 1 in groups of one head."""
-    work, heads = typical(work), FEWEST_HEADS
-    while heads < MOST_HEADS and work.blocks // (2 * heads) >= FULL * machine.num_sms:
-        heads *= 2
-    return heads if work.members > 1 else 1
+    work = typical(work)
+    heads = power_within(work.blocks // math.ceil(FULL * machine.num_sms))
+    return min(max(heads, FEWEST_HEADS), MOST_HEADS) if work.members > 1 else 1
 
 
 def config_of_states(config: Config, dtype: torch.dtype, states: int, work: Work, machine: Machine) -> Config:
