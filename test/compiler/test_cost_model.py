@@ -127,12 +127,6 @@ def test_data_decides():
     assert found.seconds > 0 and found.bytes > 0 and found.flops > 0
 
 
-SUMMED = {  # kernels of the library whose registers are estimated beyond what a thread has
-    "query_gradients", "key_gradients", "fused_gradients", "int8_rows_gemm", "k_grouped_scaled_gemm",
-    "delta_scan_outputs", "delta_key_gradients",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("target", [HOPPER, CPU], ids=str)
 def test_the_librarys_kernels(target, monkeypatch):
     """Whatever they are made of, the model has a word on them, and they fit."""
@@ -148,14 +142,13 @@ def test_the_librarys_kernels(target, monkeypatch):
     for case in library.catalogue():
         library.compiled(case, target)
     assert len(programs) > 50
-    # Fragments are added up that do not live at the same time: scores and gradients, or words and widened weights.
-    high = {}
+    high = {}  # kernels whose registers are estimated far beyond what a thread has
     for program in programs:
         found = estimate(program, target, 132)
         assert 0 < found.seconds < 10 and found.bytes > 0 and found.flops > 0 and not found.refused, program.name
         if found.registers >= 300 and target is not CPU:
             high[program.name] = max(found.registers, high.get(program.name, 0))
-    assert set(high) <= SUMMED and max(high.values(), default=0) < 450, high
+    assert not high
 
 
 @pytest.mark.parametrize("works", ["first", "middle", "last", "none"])

@@ -20,6 +20,7 @@ from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, U
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, children, walk
 from torch_tile.ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.lowering.analysis.liveness import most_alive
 from torch_tile.lowering.pipelining.copy_plan import filling
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
@@ -72,7 +73,7 @@ class Work:
     steps: float = 0.0
     waits: float = 0.0  # steps that nothing overlaps
     held: int = 0  # bytes of shared memory, at the least
-    fragments: int = 0  # bytes of registers of all threads
+    fragments: int = 0  # bytes of registers of all threads, the most that are alive at once
 
     @property
     def bytes(self) -> float:
@@ -184,6 +185,7 @@ def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
     counter = WorkCounter(kernel, values, target)
     counter.visit(kernel.body, 1.0)
     counter.work.held = max(counter.held, max(counter.shared.values(), default=0))
+    counter.work.fragments = most_alive(kernel.body, math.prod(kernel.threads), counter.in_registers)
     return counter.work
 
 
@@ -249,8 +251,11 @@ class WorkCounter:
         """Count a tile that is allocated."""
         if buffer.scope == "shared":
             self.shared[buffer] = _bytes(buffer)
-        elif buffer.scope in ("fragment", "local"):
-            self.work.fragments += _bytes(buffer) * (1 if buffer.scope == "fragment" else 32 * self.warps)
+
+    def in_registers(self, buffer: Buffer) -> int:
+        """Return the bytes of registers that a buffer takes of all threads together."""
+        each = {"fragment": 1, "local": 32 * self.warps}.get(buffer.scope, 0)
+        return each and each * _bytes(buffer)
 
     def op(self, op: RegisteredOp, times: float) -> None:
         """Count a tile op: its accesses to global memory, and its computation."""
