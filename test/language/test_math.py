@@ -286,7 +286,7 @@ def test_wrong_operands():
     assert caught.value.code == "bad_call" and "takes 1 positional argument but 2 were given" in str(caught.value)
     with pytest.raises(TileError) as caught:
         T.sqrt("two")
-    assert caught.value.code == "bad_operand"
+    assert caught.value.code == "bad_argument"
 
 
 def test_unknown_names_say_where_to_look():
