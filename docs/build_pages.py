@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import enum
+import importlib
 import inspect
 import os
 import re
@@ -31,6 +32,10 @@ FOLDERS = {
     "models": "Whole models through the backend and the layers.",
     "serving": "Latent attention over pages, as servers keep them.",
 }
+MODULES = {
+    "nn.packing": "Packed weights", "integrations.serving": "Serving", "autotuner": "Autotuner",
+    "profiler": "Profiler", "compat": "TileLang's files",
+}  # fmt: skip
 ORDER = (
     "vector_add", "softmax", "gemm_epilogue", "attention", "mla_decode", "quantised_linear", "kernel_with_gradient",
     "find_a_race", "tune_and_measure", "from_triton", "from_tilelang",
@@ -329,6 +334,12 @@ def reference_pages() -> dict[str, str]:
     pages["layers.md"] = module_page("Layers", "torch_tile.nn", {n: getattr(nn, n) for n in nn.__all__})
     top = {n: getattr(torch_tile, n) for n in torch_tile.__all__ if not n.startswith("__") and n != "ops"}
     pages["package.md"] = module_page("The package", "torch_tile", top)
+    for name, title in MODULES.items():
+        module = importlib.import_module(f"torch_tile.{name}")
+        own = {n: x for n, x in vars(module).items() if n[0] != "_" and getattr(x, "__module__", "") == module.__name__}
+        own = {n: getattr(module, n) for n in module.__all__} if hasattr(module, "__all__") else own
+        functions = {n: x for n, x in own.items() if callable(x)}
+        pages[f"{name.rpartition('.')[2]}.md"] = module_page(title, module.__name__, functions)
     pages["errors.md"] = errors_page()
     return pages
 
@@ -386,6 +397,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
     ("Reference", [
         ("Language", "docs/reference/language/index.md"), ("Operators", "docs/reference/operators.md"),
         ("Layers", "docs/reference/layers.md"), ("Package", "docs/reference/package.md"),
+        *((title, f"docs/reference/{name.rpartition('.')[2]}.md") for name, title in MODULES.items()),
         ("Errors", "docs/reference/errors.md"),
     ]),
     ("Internals", [

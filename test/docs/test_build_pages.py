@@ -51,6 +51,9 @@ def test_every_public_name_has_an_entry(site: Path) -> None:
         text = (site / f"docs/reference/{page}.md").read_text()
         wanted = [n for n in module.__all__ if not n.startswith("__") and n != "ops"]
         assert not [name for name in wanted if f'<a id="{module.__name__}.{name}"></a>' not in text]
+    for name in ("packing.pack_fields", "packing.from_gptq", "serving.paged_attention", "autotuner.AutoTuner",
+                 "profiler.do_bench", "compat.install"):  # fmt: skip
+        assert f'.{name}"></a>' in (site / f"docs/reference/{name.partition('.')[0]}.md").read_text()
 
 
 def test_links_lead_somewhere(site: Path) -> None:
