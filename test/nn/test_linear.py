@@ -90,3 +90,37 @@ def test_layers_name_the_argument_that_is_no_tensor(value) -> None:
         with pytest.raises((TypeError, RuntimeError)) as caught:
             layer(*given)
         assert re.search(rf"\b{name}\b", str(caught.value)), (layer, caught.value)
+
+
+@pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])
+def test_projections_that_change_later_are_called(projection: str, seed: int) -> None:
+    """Hooks, adapters and patched calls of a projection count, also where a model got them behind `replace_layers`."""
+    torch.manual_seed(seed)
+
+    class Adapter(torch.nn.Module):
+        def __init__(self, base: torch.nn.Module) -> None:
+            super().__init__()
+            self.base_layer = base
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base_layer(x) + x.mean(-1, keepdim=True)
+
+    def adapt(mlp: torch.nn.Module) -> None:
+        setattr(mlp, projection, Adapter(getattr(mlp, projection)))
+
+    def patch(mlp: torch.nn.Module) -> None:
+        layer = getattr(mlp, projection)
+        layer.forward = lambda x: x @ layer.weight.T * 3
+
+    changes = [
+        adapt,
+        patch,
+        lambda mlp: getattr(mlp, projection).register_forward_hook(lambda layer, args, out: out * 2),
+        lambda mlp: getattr(mlp, projection).register_forward_pre_hook(lambda layer, args: (args[0] + 1,)),
+        lambda mlp: torch.nn.utils.parametrizations.weight_norm(getattr(mlp, projection)).weight.mul(1),
+    ]
+    for change in changes:
+        mlp, x = GatedMLP(7, 9, activation="gelu"), torch.randn(3, 7)
+        change(mlp)
+        wanted = mlp.down_proj(F.gelu(mlp.gate_proj(x)) * mlp.up_proj(x))
+        torch.testing.assert_close(mlp(x), wanted)

@@ -20,11 +20,11 @@ from torch import nn
 
 import torch_tile.nn as tnn
 from torch_tile.kernels.norm.norm import rms_norm_reference
+from torch_tile.nn.linear import FUNCTIONS, HOOKS, is_product, is_watched
 
 log: logging.Logger = logging.getLogger("torch_tile")
 Tensor = torch.Tensor
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MLA_SIZES = {
     "hidden_size": 12,
     "num_heads": 2,
@@ -196,7 +196,7 @@ def plan_mlp(module: nn.Module) -> Plan | None:
         trial.__dict__.pop(value, None)
     x = torch.randn(64, hidden) * 20  # large, so that limits on the activations show
     gate, up = small["gate_proj"](x), small["up_proj"](x)
-    ours = small["down_proj"](ACTIVATIONS[name](gate) * up)
+    ours = small["down_proj"](FUNCTIONS[name](gate) * up)
     if not torch.allclose(trial(x), ours, rtol=1e-4, atol=1e-4):
         log.info("%s is not replaced: it is no plain gated MLP", type(module).__name__)
         return None
@@ -271,24 +271,7 @@ def stand_in(module: nn.Module | None, parameters: Mapping[str, Any], children: 
 
 def is_plain_linear(module: nn.Module | None) -> bool:
     """Return whether a linear layer is just its weight and bias, so that it need not be called."""
-    if module is None or type(module) not in (nn.Linear, tnn.Linear) or is_watched(module):
-        return False
-    activation = module.__dict__.get("activation", "none")
-    return activation == "none" and all(type(p) is nn.Parameter for p in module.parameters())
-
-
-def is_watched(module: nn.Module | None) -> bool:
-    """Return whether a module's call has hooks."""
-    return module is not None and ("forward" in module.__dict__ or any(getattr(module, name, None) for name in HOOKS))
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "silu": nn.functional.silu,
-    "none": lambda x: x,
-}
+    return module is not None and is_product(module) and all(type(p) is nn.Parameter for p in module.parameters())
 
 
 def activation_of(function: Any) -> str | None:
@@ -302,7 +285,7 @@ def activation_of(function: Any) -> str | None:
         return None
     if not isinstance(y, torch.Tensor) or y.shape != x.shape:
         return None
-    close = (name for name, ours in ACTIVATIONS.items() if torch.allclose(y, ours(x), rtol=1e-6, atol=1e-6))
+    close = (name for name, ours in FUNCTIONS.items() if torch.allclose(y, ours(x), rtol=1e-6, atol=1e-6))
     return next(close, None)
 
 

@@ -16,8 +16,9 @@ from torch import nn
 import torch_tile.nn as tnn
 from torch_tile.diagnostics.arguments import calls_back, can_take, names_parameters
 from torch_tile.integrations.quantized import plan_quantized
-from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+from torch_tile.integrations.recognise import activation_of, is_plain_linear, plan_for
 from torch_tile.integrations.scans import replace_scans
+from torch_tile.nn.linear import is_watched
 
 log: logging.Logger = logging.getLogger("torch_tile")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,15 @@ from torch import nn
 
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
+    "none": lambda x: x,
+}
 
 
 def check_activation(name: str) -> str:
@@ -55,6 +65,18 @@ class Linear(nn.Linear):
         return super().extra_repr() + (f", activation={self.activation!r}" if self.activation != "none" else "")
 
 
+def is_watched(module: nn.Module | None) -> bool:
+    """Return whether a module's call has hooks."""
+    return module is not None and ("forward" in module.__dict__ or any(getattr(module, name, None) for name in HOOKS))
+
+
+def is_product(module: nn.Module) -> bool:
+    """Return whether a call of a linear layer gives the product with its weight plus its bias, and nothing else."""
+    if type(module) not in (nn.Linear, Linear) or is_watched(module):
+        return False
+    return bool(module.__dict__.get("activation", "none") == "none")
+
+
 # The gated feed-forward layer of Llama and its relatives.
 
 
@@ -91,9 +113,14 @@ class GatedMLP(nn.Module):
 
     @explains_misfits
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias."""
+        """Map `[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias.
+
+        Projections that an adapter replaced, or that have hooks, are called.
+        """
         gate, up = self.gate_proj, self.up_proj
-        if gate.bias is None and up.bias is None:
+        if not (is_product(gate) and is_product(up)):
+            hidden = FUNCTIONS[self.activation](gate(x)) * up(x)
+        elif gate.bias is None and up.bias is None:
             hidden = torch.ops.tile.swiglu.default(x, gate.weight, up.weight, self.activation)
         else:
             hidden = torch.ops.tile.linear.default(x, gate.weight, gate.bias, None, self.activation) * up(x)
