@@ -175,6 +175,7 @@ _MODULES = {"types": "torch_tile.language.values"}
 _ABOUT = {"tile_ops": "Operations on whole tiles: all threads of a block do them together."}
 _TITLES = {
     "tile_ops": "Operations on tiles",
+    "tma_by_hand": "TMA by hand",
     "types": "Types",
     "asynchronous": "Barriers, warps and products in flight",
 }
@@ -251,6 +252,8 @@ def signature(value: Any) -> str:
     except (ValueError, TypeError):
         return "(...)"
     text = str(found).replace("(self, ", "(").replace("(self)", "()")
+    text = re.sub(r"collections\.abc\.|torch\.(?=Tensor)| \| torch\.SymInt", "", text)
+    text = re.sub(r"Optional\[([\w.\[\]]+)\](?=[,)\] ])", r"\1 | None", text)
     return re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text))
 
 
@@ -356,6 +359,9 @@ def write(out: Path) -> list[Path]:
     _put(pages / "examples/README.md", re.sub(r"\.py\)", ".md)", (EXAMPLES / "README.md").read_text()))
     for name, text in reference_pages().items():
         _put(pages / "docs/reference" / name, text)
+    for _, target in NAV:
+        if isinstance(target, str):  # a page without others beside it: the column of links is the page's
+            _put(pages / target, f"---\nhide: [navigation]\n---\n{(pages / target).read_text()}")
     _put(pages / "style.css", STYLE)
     (out / "mkdocs.yml").write_text(config(pages))
     return sorted(pages.rglob("*.md"))
@@ -406,6 +412,8 @@ def _language_nav(pages: Path, index: str) -> list[str]:
 
 STYLE = """/* wide enough for lines of code of 100 characters, beside both columns of links */
 .md-grid { max-width: 78rem; }
+/* names of operators fit a narrow window */
+@media (max-width: 30em) { .md-typeset h2 { font-size: 1.1em; } }
 """
 
 

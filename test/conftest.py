@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may assume: seeded generators, caches of its own session, its share of the cores, no GPU."""
 
+import contextlib
 import functools
 import gc
 import hashlib
@@ -47,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if missing:
         _made.append(tempfile.mkdtemp(prefix="torch_tile_test_"))
         os.environ.update({name: os.path.join(_made[0], CACHES[name]) for name in missing})
+    with contextlib.suppress(ImportError):  # machines with a GPU may not have hypothesis
+        from hypothesis import HealthCheck, settings
+
+        # On a busy machine an example may take more than 0.2 s, and drawing the first ten more than a second.
+        settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("busy")
 
 
 def pytest_unconfigure() -> None:

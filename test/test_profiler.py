@@ -12,7 +12,7 @@ from torch_tile.profiler import TensorSupplyType, compare, do_bench
 
 def test_do_bench_counts_milliseconds():
     for mode in ("median", "mean", "min", "max"):
-        assert 2 <= do_bench(lambda: time.sleep(0.002), warmup=1, rep=10, return_mode=mode) < 100
+        assert 2 <= do_bench(lambda: time.sleep(0.002), warmup=1, rep=10, return_mode=mode) < 1000  # not microseconds
     calls = []
     assert do_bench(lambda: calls.append(1), warmup=0, rep=0) >= 0
     assert len(calls) == 2
@@ -65,9 +65,10 @@ def test_inputs(profiled, supply):
 
 
 TYPES = ("float16", "float64", "float8_e4m3fn", "int8", "int32", "uint8", "bool")
-# (least, greatest, mean, how far it may be off) of 4096 values of each type, as TileLang documents them.
+# (least, greatest, mean, how far it may be off) of 4096 values of each type, as TileLang documents them. A mean may be
+# off by six of its deviations or more.
 INTEGERS = {
-    "float8_e4m3fn": (-128, 128, -0.5, 5), "uint8": (0, 2, 1, 0.1), "bool": (0, 1, 0.5, 0.1)
+    "float8_e4m3fn": (-128, 128, -0.5, 8), "uint8": (0, 2, 1, 0.1), "bool": (0, 1, 0.5, 0.1)
 }  # fmt: skip
 WITHIN_TWO, WITHIN_ONE, NORMAL = (-2, 2, 0, 0.2), (-1, 1, 0, 0.1), (-7, 5, -1, 0.1)
 DISTRIBUTIONS = {

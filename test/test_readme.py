@@ -15,12 +15,16 @@ EXAMPLES = {page.stem: BLOCK.findall(page.read_text()) for page in PAGES}
 
 @pytest.mark.parametrize("page", [name for name, examples in EXAMPLES.items() if examples])
 def test_examples(page: str, tmp_path: Path) -> None:
-    """A page's examples in order; later ones see what earlier ones defined, since a reader types them one by one."""
+    """Run a page's examples in order; later ones see what earlier ones defined, since a reader types them one by one.
+
+    Those of README stand alone: a reader copies one.
+    """
     names: dict[str, object] = {}
     for number, text in enumerate(EXAMPLES[page]):
         path = tmp_path / f"{page}_{number}.py"
         path.write_text(text)
-        names.update(runpy.run_path(str(path), init_globals=names))
+        left = runpy.run_path(str(path), init_globals=names)
+        names = {} if page == "README" else left
 
 
 def test_there_are_examples() -> None:

@@ -247,6 +247,7 @@ LIGHT = (
     "runtime.cache",
     "runtime.launch_plan",
     "torch_transforms",
+    "diagnostics.arguments",
     "diagnostics.spelling",
     "diagnostics.variables",
     "inductor.entry_point",

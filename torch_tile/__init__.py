@@ -102,6 +102,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         from torch_tile.diagnostics.spelling import missing_name
 
+        for home in () if name.startswith("_") else ("language", "ops", "nn"):
+            if name in import_module(f".{home}", __name__).__all__:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}; write {__name__}.{home}.{name}")
         raise missing_name(__name__, name, _LAZY)
     module, _, attribute = _LAZY[name].partition(":")
     found = import_module(f".{module}", __name__)

@@ -459,11 +459,11 @@ class JITFunction:
         call = f"{own}(64)" if self.__dict__.get("is_lazy") else f"{own}.compile(M=1024)"
         raise missing_attribute(self, name, JITKernel, call)
 
-    def read_outside(self) -> tuple[Any, ...]:
-        """Return keys of what the function reads from outside, which may change between calls."""
+    def read_outside(self) -> object:
+        """Return an object that stands for what the function reads from outside, which may change between calls."""
         if self.outside is None:
             self.outside = Outside(self.function)
-        return self.outside(exact_key)
+        return self.outside()
 
     def _eager_kernel(self, call: EagerCall) -> JITKernel:
         """Return the kernel for an eager call; trace and compile it at the first such call."""

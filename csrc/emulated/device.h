@@ -373,9 +373,15 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
 }
-inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
-template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
-  return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
+inline int table_place(uint32_t word, int byte, int lane, int part, int lanes) {
+  return int(word >> 8 * byte & 255) * 2 * lanes + 2 * lane + part;
+}
+struct Floats { float first, second; };
+template <class T> struct PairOf { using type = uint32_t; };
+template <> struct PairOf<float> { using type = Floats; };
+template <class T> using Pair = typename PairOf<T>::type;
+template <class T> inline Pair<T> pair_at(const T* table, uint32_t word, int byte, int lane) {
+  return *reinterpret_cast<const Pair<T>*>(table + table_place(word, byte, lane, 0, 64 / sizeof(T)));
 }
 template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
 template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
@@ -398,8 +404,11 @@ template <class T> inline uint32_t pair_less(uint32_t pair, T x) {
 template <class T> inline uint32_t pair_times(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) * widen(x)));
 }
+template <class T> inline uint32_t pair_times(Floats pair, float x) {
+  return pair_of(narrow<T>(pair.first * x), narrow<T>(pair.second * x));
+}
 template <class T> inline uint32_t pair_times(uint32_t pair, float x) {
-  return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * x), narrow<T>(widen(part_of<T>(pair, 1)) * x));
+  return pair_times<T>(Floats{widen(T{uint16_t(pair)}), widen(T{uint16_t(pair >> 16)})}, x);
 }
 template <class T> inline void store_pair(T* p, uint32_t pair) { memcpy(p, &pair, 4); }
 

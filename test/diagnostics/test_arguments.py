@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,37 @@ def test_signatures() -> None:
 
 def both(x: Tensor, size: int) -> None:
     pass
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ((X, (2,), X), "w is of type tuple; expected a tensor or None: leave it out, what is given behind it fits"),
+        ((X, 2), "w is 2; expected a tensor or None: give None for w, as 2 fits count"),
+        ((2,), "x is 2; expected a tensor: torch.tensor(x)"),
+        ((X, None, "a", X), "count is 'a'; expected an integer"),
+    ],
+    ids=str,
+)
+def test_arguments_one_place_off(args, text) -> None:
+    def places(x: Tensor, w: Tensor | None = None, count: int = 1, name: str = "") -> None:
+        pass
+
+    with pytest.raises(TypeError) as told:
+        names_parameters(places)(*args)
+    assert str(told.value).endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "text"),
+    [("axis", "did you mean dim?"), ("dropout_p", "apply F.dropout to the result"), ("qqqq", "its parameters")],
+)
+def test_keywords_of_other_libraries(keyword, text) -> None:
+    def fold(x: Tensor, dim: int = 0) -> None:
+        pass
+
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'; .*{re.escape(text)}"):
+        names_parameters(fold)(X, **{keyword: 1})
 
 
 def test_a_call_that_fails_is_explained() -> None:

@@ -11,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import zlib
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +87,20 @@ def paeth(left: int, above: int, corner: int) -> int:
     return min((left, above, corner), key=lambda each: abs(at - each))
 
 
+def fits_a_telephone(page: Path) -> None:
+    """Check that nothing but what scrolls by itself is wider than 400 pixels. Chromium's own windows are wider."""
+    frame = page.with_name("frame.html")
+    inside = escape(page.read_text().replace("</body>", PROBE.replace("document.body.append", "send")))
+    send = "parent.document.body.append"
+    frame.write_text(f'<body><iframe width="400" height="900" srcdoc="{inside.replace("send", send)}"></iframe></body>')
+    text = re.search(r"<textarea>(.*?)</textarea>", chromium(frame, "--dump-dom"), re.DOTALL)
+    assert text is not None
+    assert json.loads(unescape(text[1]))["width"] <= 400, "the page is wider than a telephone"
+
+
 def check(page: Path, wanted: dict[str, int]) -> None:
     """Compare a page with the numbers of its parts, and a screenshot with the places of these."""
+    fits_a_telephone(page)
     probed = page.with_name("probed.html")
     probed.write_text(page.read_text().replace("</body>", PROBE))
     text = re.search(r"<textarea>(.*?)</textarea>", chromium(probed, "--dump-dom"), re.DOTALL)

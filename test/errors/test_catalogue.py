@@ -13,7 +13,8 @@ from torch_tile.diagnostics.catalog import CATALOGUE
 from torch_tile.diagnostics.errors import diagnose, fields_of
 
 PACKAGE = Path(torch_tile.__file__).parent
-WARNINGS = {"perhaps_unwritten", "unwritten_part", "writes_nothing", "block_race"}  # which no kernel fails with
+# Those which no kernel fails with.
+WARNINGS = {"perhaps_unwritten", "unwritten_part", "writes_nothing", "block_race", "swapped_indices"}
 
 
 def load(path):

@@ -2,7 +2,10 @@
 """A kernel is compiled for what its function reads from outside: a change between two calls reaches the second."""
 
 import functools
+import threading
+import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,14 +21,49 @@ class Config:
         return value * NUMBER
 
 
+class Slots:
+    __slots__ = ("factor",)
+
+
+class Derived(Config):
+    def __call__(self, value):
+        return value * NUMBER
+
+    def called(self, value):
+        return self(value)
+
+    @property
+    def number(self):
+        return NUMBER
+
+
+class Equal:
+    factor = 1.0
+
+    def __eq__(self, other):
+        return type(self) is type(other)
+
+
 NUMBER, SIZE = 1.0, 5
 TABLE, LIST, OBJECT, MODULE = {"a": [1.0]}, [1.0], Config(), Config()
 MODULE.inner = Config()
+SLOTS, DERIVED, EQUAL, NAMESPACE = Slots(), Derived(), Equal(), types.SimpleNamespace(inner=Config())
 TENSOR = torch.tensor(1.0)
 
 
 def helper(value):
     return value * NUMBER
+
+
+def with_default(value, by=[1.0]):  # noqa: B006
+    return value * by[0]
+
+
+def of_attribute(name):
+    return lambda holder: lambda value: value * getattr(holder, name)
+
+
+by_factor, by_number = of_attribute("factor"), of_attribute("number")
 
 
 @T.macro
@@ -66,6 +104,19 @@ READS = {
     "attributes of a class": (lambda v: v * Config.factor, lambda to: setattr(Config, "factor", to)),
     "what a static method reads": (lambda v: Config.scaled(v), lambda to: set_global("NUMBER", to)),
     "an object behind getattr": (lambda v: v * getattr(OBJECT, "factor"), lambda to: setattr(OBJECT, "factor", to)),  # noqa: B009
+    "attributes in slots": (by_factor(SLOTS), lambda to: setattr(SLOTS, "factor", to)),
+    "attributes of a base class": (by_factor(DERIVED), lambda to: setattr(Config, "factor", to)),
+    "attributes of objects that compare": (by_factor(EQUAL), lambda to: setattr(EQUAL, "factor", to)),
+    "attributes in a namespace": (
+        lambda v: v * NAMESPACE.inner.factor,
+        lambda to: setattr(NAMESPACE.inner, "factor", to),
+    ),
+    "what a property reads": (by_number(DERIVED), lambda to: set_global("NUMBER", to)),
+    "what a call of an object reads": (lambda v: DERIVED(v), lambda to: set_global("NUMBER", to)),
+    "defaults of a helper": (lambda v: with_default(v), lambda to: with_default.__defaults__[0].__setitem__(0, to)),
+    "attributes of a helper": (lambda v: helper(v) * helper.factor, lambda to: setattr(helper, "factor", to)),
+    "a copy of a list": (lambda v: v * LIST.copy()[0], lambda to: LIST.__setitem__(0, to)),
+    "what a method reads": (lambda v: DERIVED.called(v), lambda to: set_global("NUMBER", to)),
     "a tensor that changes in place": (lambda v: v * float(TENSOR), lambda to: TENSOR.fill_(to)),
     "another function": (lambda v: helper(v), another_helper),
     "what a helper reads": (lambda v: helper(v), lambda to: set_global("NUMBER", to)),
@@ -81,7 +132,8 @@ def as_before(monkeypatch):
         monkeypatch.setitem(globals(), name, globals()[name])
     monkeypatch.setitem(globals(), "TABLE", {"a": [1.0]})
     monkeypatch.setattr(Config, "factor", 1.0)
-    for holder in (OBJECT, MODULE.inner):
+    helper.factor = SLOTS.factor = with_default.__defaults__[0][0] = 1.0
+    for holder in (OBJECT, MODULE.inner, EQUAL, NAMESPACE.inner):
         monkeypatch.setattr(holder, "factor", 1.0)
     LIST[0] = 1.0
     TENSOR.fill_(1.0)
@@ -175,6 +227,43 @@ def test_arguments_that_change_between_two_calls():
         config.factor, inner.factor, holder.factor = factors
         got = kernel(5, config, [inner], holder.scaled)(x)
         assert torch.equal(got, x * factors[0] * factors[1] * factors[2])
+
+
+def test_objects_of_any_kind_in_a_graph():
+    """Attributes that no graph can read leave it whole, and values that do not change leave the kernel compiled."""
+
+    class Odd:
+        def __init__(self):
+            self.factor, self.itself, self.lock, self.iterator = 2.0, self, threading.Lock(), iter([1])
+            self.array, self.tensor, self.dtype = np.ones(3), torch.ones(2), torch.float32
+            self.__dict__["no name"] = 1
+
+        @property
+        def broken(self):
+            raise RuntimeError("not read")
+
+        def __getattr__(self, name):
+            raise AttributeError(name)
+
+    odd, module = Odd(), torch.nn.Linear(2, 2)
+    kernel = eager(lambda v: v * odd.factor * module.in_features)
+    x = torch.randn(5)
+    assert torch.equal(kernel(x), x * 4)
+    assert kernel.read_outside() is kernel.read_outside()
+    compiled = torch.compile(lambda x: kernel(x) + 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), x * 4 + 1)
+    odd.array[0] = 2.0
+    assert torch.equal(kernel(x), x * 4) and len(kernel.kernels) == 1  # it does not read the array
+
+
+def test_an_inference_tensor_that_changes_in_place():
+    with torch.inference_mode():
+        factor = torch.tensor(1.0)
+    kernel, x = eager(lambda v: v * float(factor)), torch.randn(5)
+    for number in (2.0, 3.0):
+        with torch.inference_mode():
+            factor.fill_(number)
+        assert torch.equal(kernel(x), x * number)
 
 
 def test_names_of_annotations_only(monkeypatch):

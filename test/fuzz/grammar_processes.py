@@ -75,10 +75,10 @@ class _Worker:
         seed, way, took = self.watch.seed.value, self.watch.way.value.decode(), time.time() - self.watch.since.value
         if not self.process.is_alive():
             return Lost(seed, way, "crash", f"the process ended with {_ending(self.process.exitcode)}")
+        if (used := _memory(self.process.pid)) > limits.memory:  # before the time, which swapping takes as well
+            return Lost(seed, way, "memory", f"took {used / GIBIBYTE:.1f} GiB")
         if took > (limits.compiling if way.endswith(COMPILING) else limits.seconds):
             return Lost(seed, way, "hang", f"took more than {took:.0f} s")
-        if (used := _memory(self.process.pid)) > limits.memory:
-            return Lost(seed, way, "memory", f"took {used / GIBIBYTE:.1f} GiB")
         return None
 
 

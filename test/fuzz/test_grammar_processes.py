@@ -13,7 +13,7 @@ from grammar_processes import GIBIBYTE, Limits, in_processes
 
 
 def test_lost_programs_have_their_seed():
-    limits = Limits(seconds=1, compiling=3, memory=GIBIBYTE // 4)
+    limits = Limits(seconds=2, compiling=4, memory=GIBIBYTE // 4)
     ended = list(in_processes([range(7), range(7, 10), range(10, 13), range(13, 15)], run, 2, limits))
     assert {(lost.seed, lost.kind) for _, _, lost in ended if lost} == {
         (3, "hang"), (5, "crash"), (8, "memory"), (11, "hang"),

@@ -50,7 +50,7 @@ def scopes(draw: st.DrawFn, random) -> tuple[Ranges, list[dict[Var, int]]]:
     return ranges, points
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_interval_holds_every_value(random, data):
     ranges, points = data.draw(scopes(random))
@@ -59,9 +59,16 @@ def test_interval_holds_every_value(random, data):
         found = interval(e, ranges)
         values = [random.value(e, p) for p in points]
         assert all(found.low <= v <= found.high for v in values if v is not None)
+        assert ranges.may_be_negative(e) or all(v >= 0 for v in values if v is not None)
 
 
-@settings(max_examples=200, deadline=None)
+def test_quotients_by_sizes_are_not_negative():
+    for e, low in ((i // N * 4, 0), (i // N - 1, -1), (maximum(i // N - 1, i), 0), (minimum(i // N, j), -5)):
+        ranges = Ranges().loop(i, 0, M).loop(j, -5, 5)
+        assert ranges.may_be_negative(e) == (low < 0)
+
+
+@settings(max_examples=200)
 @given(st.data())
 def test_nothing_false_is_proved(random, data):
     ranges, points = data.draw(scopes(random))
@@ -81,7 +88,7 @@ def test_numeric_ranges_are_enough():
     assert not prove(row < 6, inside) and not prove(row > 0, inside)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
 def test_affine_bounds_with_numbers_are_exact(extent, factor, offset, inner):
     ranges = Ranges().loop(i, 0, extent).loop(j, 0, inner)
@@ -296,7 +303,7 @@ def member(draw_from: Interval) -> st.SearchStrategy[int]:
     return st.integers(int(low), int(high))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(list(OPERATORS)), st.data())
 def test_results_lie_inside(op, data):
     a, b = data.draw(intervals()), data.draw(intervals())

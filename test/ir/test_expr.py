@@ -97,7 +97,7 @@ def test_every_operator_on_either_side():
 FOLDED = ["+", "-", "*", "//", "%", "&", "|", "^", "<<", ">>", "min", "max", "<", "<=", "==", "!=", ">", ">="]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(FOLDED),
     st.sampled_from([t for t in dt.ALL if t.is_integer]), st.integers(-300, 300), st.integers(-300, 300),

@@ -73,7 +73,7 @@ def element_of(layout, thread, register, ranges=None):
     return tuple(found)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(layouts(), st.booleans())
 def test_places_and_elements_are_inverse(layout, known):
     ranges = Ranges().within(t, 0, layout.extent("t") - 1).within(r, 0, layout.extent("r") - 1) if known else None
@@ -101,7 +101,7 @@ def walk_of(e):
     return list(walk(e))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layouts("m"), st.sampled_from([(0, 0, 0), (1, 1, 2), (2, 0, 2), (3, 3, 3), (2, 3, 3)]), st.data())
 def test_memory_offsets_in_factored_form(layout, swizzle, data):
     layout = Layout(layout.dims, (), Swizzle(*swizzle))
@@ -117,7 +117,7 @@ def test_memory_offsets_in_factored_form(layout, swizzle, data):
         assert evaluate(symbolic, env) == layout.apply(concrete)["m"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layouts(), layouts())
 def test_equal_means_that_elements_lie_alike(a, b):
     def table(x):
@@ -128,7 +128,7 @@ def test_equal_means_that_elements_lie_alike(a, b):
     assert P(str(a)) == a and str(P(str(a))) == str(a)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts(), layouts())
 def test_composition(outer, inner):
     if outer.rank != inner.rank:
@@ -143,7 +143,7 @@ def test_composition(outer, inner):
         assert both.apply(index) == {axis: a[axis] * inner.extent(axis) + b[axis] for axis in "trm"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts(), st.data())
 def test_drop(layout, data):
     dim = data.draw(st.integers(0, layout.rank - 1))
@@ -252,7 +252,7 @@ def test_a_row_of_the_swizzled_tile_adds_constants():
         assert repr(of(row)) == f"{base!r} + {row * 64}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, 80), min_size=1, max_size=3),
     st.sampled_from([1, 32, 96, 128, 256, 384]),

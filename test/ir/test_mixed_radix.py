@@ -41,7 +41,7 @@ def values():
     return {t: random.randrange(128), i: random.randrange(-5, 41), w: random.randrange(-(2**20), 2**20)}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(sums(), counts, st.one_of(st.none(), counts), st.booleans())
 def test_digits_have_the_value_of_the_expression(e, divisor, modulus, known):
     radix = MixedRadix(RANGES if known else None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import inspect
 import pickle
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -22,6 +22,7 @@ from torch_tile.ir.node import (
     field_names,
     find,
     map_children,
+    node_class,
     symbols,
     walk,
 )
@@ -107,7 +108,7 @@ def test_an_unchanged_node_is_the_same_object():
         assert Rewriter()(node) is node
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_rewrite_of_nothing_keeps_every_expression(random, data):
     e = data.draw(random.integers() | random.floats() | random.conditions())
@@ -244,6 +245,14 @@ def test_what_the_text_does_not_say_makes_no_difference():
     tile = Buffer("tile", (const(4, dt.int32),), dt.float32, "shared")
     barriers = [Buffer("full", (const(2, dt.int32),), dt.uint64, "barrier", guards=guarded) for guarded in (tile, None)]
     assert alike(*barriers) and not equal(*barriers)
+
+
+@pytest.mark.parametrize(
+    "options", [{"default_factory": list}, {"kw_only": True}, {"init": False, "default": 1}], ids=str
+)
+def test_fields_that_nodes_cannot_have_are_refused(options):
+    with pytest.raises(TypeError, match=r"Own\.values: fields of nodes are positional"):
+        node_class(type("Own", (Node,), {"__annotations__": {"values": "Any"}, "values": field(**options)}))
 
 
 def _all_below(cls):

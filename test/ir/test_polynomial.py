@@ -62,7 +62,7 @@ def at(p: Polynomial, point: list[int]) -> int:
     return total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(polynomials(), polynomials(), st.lists(st.integers(-5, 5), min_size=3, max_size=3))
 def test_arithmetic(p, q, point):
     assert at(p + q, point) == at(p, point) + at(q, point)

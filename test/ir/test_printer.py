@@ -231,7 +231,7 @@ def main(A: T.Tensor((M, N), T.float32), S: T.StridedTensor((M, N), (N * 2, 2), 
     assert alike(back, program) and to_text(back) == to_text(program)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_random_expressions_trace_back(random, data):
     """A kernel that stores random expressions, read back from its text."""

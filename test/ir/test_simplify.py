@@ -55,7 +55,7 @@ def check(random, expr, ranges, points) -> None:
             assert same_value(random.value(new, env), before), (repr(new), env)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_integers_keep_their_value(random, data):
     expr = data.draw(random.integers(9))
@@ -69,7 +69,7 @@ def test_integers_keep_their_value(random, data):
     check(random, expr, ranges, points)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_conditions_keep_their_value(random, data):
     expr = data.draw(random.conditions())
@@ -82,7 +82,7 @@ def test_conditions_keep_their_value(random, data):
     check(random, expr, ranges, points)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_floats_keep_every_bit(random, data):
     expr = data.draw(random.floats())
@@ -286,7 +286,7 @@ def programs(draw, random, names, depth=2):
     return Block(tuple(stmts))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_programs_do_the_same(random, data):
     body = data.draw(programs(random, [random.i]))

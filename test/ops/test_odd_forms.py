@@ -61,6 +61,22 @@ def drawn(op, dtype, samples, seed, forms, but=()):
         yield from found if ALL else random.Random(f"{each} {seed}").sample(found, min(1, len(found)))
 
 
+def with_own_results(op, args, kept):
+    """The arguments of a backward with `out` and `lse` of its other arguments, unless one of the two is `kept`.
+
+    With stale ones gradients are not defined: some kernels weigh by `lse` alone, some norm the weights once more.
+    """
+    forward = op.replace("_backward", "_lse")
+    if forward == op or forward not in SCHEMAS:
+        return args
+    names, taken = ([a.name for a in getattr(torch.ops.tile, x).default._schema.arguments] for x in (op, forward))
+    named = dict(zip(names, args, strict=False))
+    results = outcome(forward, [named[name] for name in taken if name in named])
+    if isinstance(results, Exception) or named["out"] is kept or named["lse"] is kept:
+        return args
+    return tuple((named | dict(zip(("out", "lse"), results, strict=True))).values())
+
+
 def longer_dimensions(args):
     """Each dimension of more than one element of each tensor."""
     tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
@@ -77,7 +93,8 @@ def first_elements(op, dtype, samples, seed):
         print(each, "tensor", n, "dimension", d)
 
         def call(x, op=each, leaves=leaves, spec=spec, at=at):
-            return outcome(op, tree_unflatten([*leaves[:at], x, *leaves[at + 1 :]], spec))
+            args = tree_unflatten([*leaves[:at], x, *leaves[at + 1 :]], spec)
+            return outcome(op, with_own_results(op, args, x))
 
         yield each, d, leaves[at].narrow(d, 0, 1), leaves[at].shape, call
 

@@ -127,6 +127,9 @@ def test_refusals_and_autocast(scaled_product):
     (a, b), _ = samples()
     with pytest.raises(TypeError, match=r"tile.scaled_product: b is None; expected a tensor"):
         scaled_product.overload(a, None)
+    with pytest.raises(TypeError, match="scale is of type Tensor") as caught:  # torch takes it, so the cause is another
+        getattr(torch.ops.tile, NAME)(a, b.mT, scale=torch.tensor(2.0))
+    assert "b has size 9" in str(caught.value.__cause__)
     with pytest.raises(RuntimeError, match="b has size 9"):
         scaled_product.overload(a, b.mT)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -2,6 +2,7 @@
 """Source to library: what is rebuilt, what errors say, and that torch's OpenMP run time is the only one."""
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -79,6 +80,23 @@ def test_flags_keep_ieee_arithmetic():
     loose = {"-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fno-signed-zeros"}
     assert not loose & set(flags)
     assert {"-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"} <= set(flags)
+
+
+@pytest.mark.parametrize("option", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_options_of_cxx_that_loosen_arithmetic_change_no_number(option, tmp_path):
+    """With them gcc links a start-up that flushes subnormal numbers in the thread that loads a library."""
+    program = (
+        "import ctypes\n"
+        "from torch_tile.runtime import host_compiler\n"
+        "compiler = host_compiler.find_compiler()\n"
+        f"assert compiler.command[-1] == {option!r} and host_compiler.miscompilations(compiler) == []\n"
+        "text = 'extern \"C\" float half(float x) { return x * 0.5f; }'\n"
+        "half = host_compiler.load_library(host_compiler.compile_shared(text)).half\n"
+        "half.restype, half.argtypes = ctypes.c_float, [ctypes.c_float]\n"
+        "assert half(2.0**-130) == 2.0**-131 and 2.0**-1060 * 0.5 == 2.0**-1061\n"
+    )
+    settings = {"CXX": f"{find_compiler().command[0]} {option}", "TORCH_TILE_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **settings}, check=True)
 
 
 def test_threads(monkeypatch):

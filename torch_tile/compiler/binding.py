@@ -228,26 +228,46 @@ def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
 def solve(facts: Sequence[Fact]) -> Sizes:
     """Compute the dimensions that the facts determine. Raises LaunchError where facts disagree."""
     sizes: Sizes = {}
-    waiting, idle = [f for f in facts if not f.is_idle], [f for f in facts if f.is_idle]
-    waiting = _settle(waiting, sizes)
-    _settle(idle, sizes, only_learn=True)
-    waiting = _settle(waiting, sizes)
-    if waiting:
-        fact = min(waiting, key=lambda each: len(_unknown(each.wanted, sizes)))
-        names = ", ".join(v.name for v in _unknown(fact.wanted, sizes))
-        what = "stride" if fact.is_stride else "size"
-        raise LaunchError(
-            f"argument `{fact.name}` has {what} {fact.actual} in dimension {fact.dim}, from which {names} of "
-            f"{fact.wanted!r} does not follow"
-        )
+    if waiting := learn(facts, sizes)[1]:
+        raise unsolved(waiting, sizes)
     return sizes
 
 
-def _settle(facts: Sequence[Fact], sizes: Sizes, only_learn: bool = False) -> list[Fact]:
+def unsolved(waiting: Sequence[Fact], sizes: Sizes) -> LaunchError:
+    """Return the error for facts that determine no size; it names the one with the fewest unknown sizes."""
+    fact = min(waiting, key=lambda each: len(_unknown(each.wanted, sizes)))
+    names = ", ".join(v.name for v in _unknown(fact.wanted, sizes))
+    what = "stride" if fact.is_stride else "size"
+    return LaunchError(
+        f"argument `{fact.name}` has {what} {fact.actual} in dimension {fact.dim}, from which {names} of "
+        f"{fact.wanted!r} does not follow"
+    )
+
+
+def learn(facts: Sequence[Fact], sizes: Sizes) -> tuple[list[Fact], list[Fact]]:
+    """Add the dimensions that the facts determine to `sizes`.
+
+    Returns the facts that each of them followed from, and the facts that remain open. Raises LaunchError where facts
+    disagree.
+    """
+    sources: list[Fact] = []
+    waiting, idle = [f for f in facts if not f.is_idle], [f for f in facts if f.is_idle]
+    waiting = _settle(waiting, sizes, sources)
+    _settle(idle, sizes, sources, only_learn=True)
+    return sources, _settle(waiting, sizes, sources)
+
+
+def _settle(facts: Sequence[Fact], sizes: Sizes, sources: list[Fact], only_learn: bool = False) -> list[Fact]:
     """Use facts until none determines another size; return the facts that remain open."""
     pending = list(facts)
     while pending:
-        rest = [fact for fact in pending if not _use(fact, sizes, only_learn)]
+        rest = []
+        for fact in pending:
+            known = len(sizes)
+            if not _use(fact, sizes, only_learn):
+                rest.append(fact)
+            elif len(sizes) > known:
+                sources.append(fact)
         if len(rest) == len(pending):
             break
         pending = rest

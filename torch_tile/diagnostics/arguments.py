@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.spelling import instead_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,26 +49,45 @@ def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that is called often: check numbers and texts first, explain the rest after a failure.
+    """Decorate a function that is called often: check numbers and texts first, explain the rest after a failure."""
 
-    The function's own error stays if it is a TileError, or if all arguments fit.
+    from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
+
+    def check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if is_dynamo_compiling():  # which does not trace signatures
+            return
+        names, options = _options(function)
+        for name, value in refused(names, options, args, named):
+            raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
+
+    return explained(function, lambda: function, check)
+
+
+def explained(
+    function: Callable[P, R],
+    described: Callable[[], Callable[..., Any]],
+    check: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+) -> Callable[P, R]:
+    """Wrap a function: a failed call names the argument that does not fit the signature of `described()`.
+
+    The function's own error stays if it is a TileError, or if all arguments fit. `check` raises before the call;
+    Dynamo traces it with the function, and nothing else.
     """
     from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
+        if check is not None:
+            check(args, named)
         if is_dynamo_compiling():
             return function(*args, **named)
-        names, options = _options(function)
-        for name, value in refused(names, options, args, named):
-            raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
         try:
             return function(*args, **named)
         except Exception as failed:
-            problem = None if hasattr(failed, "diagnostics") else misfit(function, args, named)
+            problem = None if hasattr(failed, "diagnostics") else misfit(described(), args, named)
             if problem is None:
                 raise
-        raise problem
+            raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
     return call
 
@@ -139,7 +158,7 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         known = [p.name for p in own if p.name not in ("self", "cls") and not p.name.startswith("_")]
         unknown = next((name for name in named if name not in known), "")
         why = f"got an unexpected keyword argument '{unknown}'" if unknown else str(problem)
-        unbound = TypeError(f"{owner}() {why}{did_you_mean(unknown, known)}; its parameters are {', '.join(known)}")
+        unbound = TypeError(f"{owner}() {why}{instead_of(unknown, known)}; its parameters are {', '.join(known)}")
         try:
             bound = signature.bind_partial(*args, **named)
         except TypeError:
@@ -155,10 +174,33 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
                 wanted += f": {owner}.from_linear(nn.Linear(...)) makes it"
             elif hasattr(value, "data_ptr") and function.__name__ == "__init__":
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
+            elif near := _misplaced(function, name, args):
+                wanted += near
             elif wanted.startswith(("a tensor", "a function")):
                 wanted += _remedy(name, value, wanted)
             return TypeError(f"{owner}: {name} is {shown(value)}; expected {wanted}")
     return unbound
+
+
+def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]) -> str:
+    """Return what to write if the arguments from `name` on fit the parameters one place before or behind theirs."""
+    names, kinds = declared(function)
+    place = names.index(name) if name in names else len(args)
+    rest = args[place:]
+
+    def fit(values: tuple[Any, ...], at: int) -> bool:
+        """Return whether there are values, and all fit parameters that say what they take, from place `at` on."""
+        taken = names[at : at + len(values)]
+        known = len(taken) == len(values) > 0 and all(each in kinds for each in taken)
+        return known and not any(refused(taken, kinds, values, {}))
+
+    if fit(rest[1:], place):
+        return ": leave it out, what is given behind it fits"
+    if fit(rest, place + 1):
+        is_none = any(fits(None) for fits, _ in kinds[name])
+        missing = f"give None for {name}" if is_none else f"{name} is missing"
+        return f": {missing}, as {shown(rest[0])} fits {names[place + 1]}"
+    return ""
 
 
 def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:

@@ -95,8 +95,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "annotate it with T.Tensor(shape, dtype) or a dtype such as T.int32",
     ),
     "unbound_const": (
-        "`{name}` is not a dimension or stride of any annotated tensor",
-        "use it directly as a dimension in a T.Tensor annotation",
+        "`{name}` does not follow from a dimension or stride of any annotated tensor",
+        "use it in a T.Tensor annotation, alone or in a linear expression of known sizes such as `N + 1`",
     ),
     "tensor_not_annotated": (
         "tensor argument `{name}` is never annotated",
@@ -238,6 +238,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unwritten_part": (
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
+    ),
+    "swapped_indices": (
+        "indices of `{buffer}` reach {last} in a tensor of sizes {sizes}: reads behind the end give 0",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}",
     ),
     "block_race": (
         "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",

@@ -5,6 +5,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# Names that other libraries have, and ours for the same, which are not spelt alike.
+_ALIASES = {
+    "axis": ("dim",),
+    "embed_dim": ("hidden_size",),
+    "d_model": ("hidden_size",),
+    "labels": ("target",),
+    "top_k": ("k", "top"),
+    "topk": ("k", "top"),
+    "cache_seqlens": ("seq_lens", "lengths"),
+    "context_lens": ("seq_lens", "lengths"),
+    "page_table": ("block_table", "block_tables"),
+}
+
+# Names and keywords of other libraries that nothing here has, and what to write instead.
+_ABSENT = {
+    "head_first": "time comes before heads, [B, T, H, D]: give x.transpose(1, 2)",
+    "groups": "all channels are one group: call torch's convolution for others",
+    "enable_gqa": "leave it out: fewer heads of k and v are shared by those of q",
+    "dropout_p": "leave it out: apply F.dropout to the result, or compute this layer by torch",
+    "dropout": "leave it out: add an nn.Dropout, or keep torch's layer",
+    "mutates_args": "torch.library.custom_op has it: this function takes a compiled kernel",
+    "slot_mapping": "leave it out: slots follow from block_table and seq_lens",
+    "Config": "write each configuration as a dict: configs=[{'block_M': 64}]",
+    "heuristics": "compute it from the sizes in the kernel function: Python's values are constants",
+    "clear_cache": "remove the folder of TORCH_TILE_CACHE_DIR, else ~/.cache/torch_tile",
+    "is_available": "kernels run on any CPU; torch.cuda.is_available() tells of GPUs",
+    "inplace": "leave it out: results are new tensors",
+    "out": "leave it out: results are new tensors",
+}
+
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the name of `known` that is spelt most like `name`, in either case of letters; "" if none is.
@@ -16,8 +46,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     spellings = {k.lower(): k for k in known}
     low = name.lower()
+    if meant := [spellings[k] for k in _ALIASES.get(low, ()) if k in spellings]:
+        return meant[0]
     parts = low.split("_")
-    found = [k for k in spellings if low in k.split("_") or (len(low) > 2 and k.startswith(low))]
+    found = sorted((k for k in spellings if low in k.split("_") or (len(low) > 2 and k.startswith(low))), key=len)
     found = found or get_close_matches(low, spellings, 1, 0.9)  # one letter too many
     found = found or [k for k in spellings if len(k) > 2 and k in parts] or get_close_matches(low, spellings, 1, cutoff)
     return spellings[found[0]] if found else ""
@@ -29,9 +61,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
+def instead_of(keyword: str, known: Iterable[str]) -> str:
+    """Return "; " and what to write for an unknown keyword: the nearest of `known`, else advice, or ""."""
+    return did_you_mean(keyword, known) or (f"; {_ABSENT[keyword]}" if keyword in _ABSENT else "")
+
+
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
-    return AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, known)}")
+    fix = f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{fix}")
 
 
 def missing_attribute(owner: object, name: str, compiled: type | None = None, call: str = "") -> AttributeError:

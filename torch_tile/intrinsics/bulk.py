@@ -210,7 +210,7 @@ def reaches_others(call: Call) -> bool:
 
 
 def box_elements(call: Call) -> int:
-    """Return the elements of the box that a bulk copy moves."""
+    """Count the elements of the box that a bulk copy moves."""
     (found,) = (a for a in call.args if isinstance(a, TensorMap))
     return math.prod(found.box)
 

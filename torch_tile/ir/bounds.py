@@ -360,6 +360,18 @@ class Ranges:
         """Return whether `0 <= index < size`, so that an access needs no guard."""
         return self._compare(">=", index, ZERO) and self._compare("<", index, size)
 
+    def may_be_negative(self, expr: Expr) -> bool:
+        """Return whether an integer may be negative. A quotient by zero counts as no number.
+
+        A quotient by a size has no interval, since the size may be zero. So the signs of operands decide.
+        """
+        if self._compare(">=", expr, const(0, expr.dtype)):
+            return False
+        if not isinstance(expr, Binary) or expr.op not in ("+", "*", "//", "%", "min", "max"):
+            return True
+        a, b = (expr.op != "%" and self.may_be_negative(expr.a)), self.may_be_negative(expr.b)
+        return a and b if expr.op == "max" else a or b
+
     def _compare(self, op: str, a: Expr, b: Expr) -> bool:
         """Return whether `a op b` is certainly true, by intervals or by polynomials."""
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:

@@ -87,6 +87,11 @@ class Range(Node):
     extent: Expr
     keep: bool = True
 
+    def covers(self, size: Expr) -> bool:
+        """Return whether the range is written as all of a dimension of `size`."""
+        whole = is_constant(self.extent, size.value) if isinstance(size, Const) else equal(self.extent, size)
+        return whole and is_zero(self.start)
+
 
 class NotAValue:
     """Base of arrays that are computed with element by element only: operators tell the author so."""
@@ -140,10 +145,7 @@ class Region(NotAValue, Node):
     @property
     def is_whole(self) -> bool:
         """Return whether the region is written as all of its buffer; sizes may be known only at run time."""
-        return all(
-            is_zero(r.start) and (is_constant(r.extent, n.value) if isinstance(n, Const) else equal(r.extent, n))
-            for r, n in zip(self.ranges, self.buffer.shape, strict=True)
-        )
+        return all(r.covers(n) for r, n in zip(self.ranges, self.buffer.shape, strict=True))
 
 
 class Steps(NotAValue):

@@ -38,6 +38,9 @@ def node_class(cls: type[T]) -> type[T]:
     A frozen dataclass's own constructor calls `object.__setattr__` for each field: twice the time.
     """
     made: Any = dataclass(frozen=True, eq=False, repr=False)(cls)
+    for f in fields(made):
+        if f.default_factory is not MISSING or not f.init or f.kw_only != (f.name == "span"):
+            raise TypeError(f"{cls.__name__}.{f.name}: fields of nodes are positional, and their defaults are values")
     slow = made.__init__
     given = {f.name: f"={f.name}_default" * (f.default is not MISSING) for f in fields(made)}
     body = "; ".join(f"values[{name!r}] = {name}" for name in given)

@@ -150,9 +150,9 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     )
 
 
-def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
-    """Return the place of number `part` of the pair of a byte of `word`, in a flat table `[256, 32, 2]`: byte, lane."""
-    return intrinsics.call("table_place", word, byte, lane, part)
+def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar, lanes: int = 32) -> Expr:
+    """Return the place in a table `[256, lanes, 2]` of number `part` of a lane's pair for a byte of `word`."""
+    return intrinsics.call("table_place", word, byte, lane, part, lanes)
 
 
 def exp10(x: Scalar) -> Expr:
@@ -193,7 +193,7 @@ def cast(
     return cast_rounded(value, dtype_of(dtype), round or None, wanted, rbits)
 
 
-def Cast(dtype: Any, value: Scalar) -> Expr:
+def Cast(dtype: Any, value: Any) -> Expr:
     """Convert as `cast` does; the dtype stands in front, as in TIR and TileLang. Either order is taken."""
     if isinstance(dtype, Expr) or is_number(dtype):
         dtype, value = value, dtype

@@ -30,7 +30,6 @@ _HAVE = {
 
 
 _WRITE = "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)"
-_SYNONYMS = {"axis": "dim", "stages": "num_stages"}  # what authors write, and its name here
 # Keywords of Triton, CUDA, torch and NumPy that no function here has: the functions, and what to write instead.
 _RAGGED = "leave it out: reads outside of a tensor give 0, or T.annotate_safe_value; writes there are dropped"
 _COUNTED = "loops count from 0 by 1: compute the place from the index, A[start + step * i]"
@@ -202,8 +201,6 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
         fix = (
             f"did you mean `{near}`?" if near else f"its parameters are {', '.join(known)}" if known else "leave it out"
         )
-        if (meant := _SYNONYMS.get(unknown[1])) in known:
-            fix = f"its name is `{meant}`"
         told = (fix for f, k, fix in _KEYWORDS if re.fullmatch(f, name) and re.fullmatch(k, unknown[1]))
         fix = next(told, fix)
         if name in ("max", "min") and unknown[1] in ("axis", "dim", "keepdims", "keepdim"):
@@ -270,6 +267,9 @@ INSTEAD = {
     "silu": "write x * T.sigmoid(x)",
     "gelu": "write 0.5 * x * (1 + T.erf(x * 0.70710678))",
     "mean": "T.reduce_sum(src, dst, dim), then divide by the size",
+    "reduce_mean": "T.reduce_sum(src, dst, dim), then divide by the size",
+    "reduce_var": "T.reduce_sum of the squares of what is left without the mean, then divide by the size",
+    "norm": "T.reduce_sum of the squares, then T.sqrt",
     "reduce_any": "T.any_of(tile) asks about a whole tile; T.reduce_max(flags, out, dim) about each row",
     "reduce_all": "T.all_of(tile) asks about a whole tile; T.reduce_min(flags, out, dim) about each row",
     "reduce_prod": "loop over the dimension by T.serial, `acc[i] = acc[i] * x[i, j]`",

@@ -2,21 +2,26 @@
 """Make keys of what a kernel is compiled for: compile-time arguments, and what its function reads from outside.
 
 Two values share a key only if kernels cannot tell them apart. What a helper function or a macro reads belongs to the
-key of the kernel that calls it. Libraries (Python's own, torch, NumPy, torch_tile) count as constant.
+key of the kernel that calls it. Libraries (Python's own, torch, NumPy, torch_tile) count as constant. A later call
+makes no keys while the same objects are found.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dis
 import functools
+import operator
 import struct
 import sys
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
+
+from torch_tile.ir.idmap import IdMap
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 CONSTANT = frozenset({*sys.stdlib_module_names, "torch", "numpy", "torch_tile"})
@@ -26,12 +31,51 @@ _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _BETWEEN = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL"})
 
 
-def exact_key(value: Any, around: tuple[Any, ...] = ()) -> Hashable:
+class Walk:
+    """The way through one value's parts while its key is made: what it met, and how to see that nothing changed."""
+
+    def __init__(self, inside: bool = False) -> None:
+        self.inside = inside  # a function or a class
+        self.met: IdMap[Any, int] = IdMap()
+        self.unchanged: list[Callable[[], bool]] = []
+
+    def meet(self, value: Any) -> int | None:
+        """Return the number of an object that was met before; else give it one, and return None."""
+        found = self.met.get(value)
+        if found is None:
+            self.met[value] = len(self.met)
+        return found
+
+    def parts(self, look: Callable[[], Collection[Any]]) -> tuple[Hashable, ...]:
+        """Return keys of the parts that `look` finds. They are unchanged while it finds the same objects."""
+        found = tuple(look())
+        self.unchanged.append(functools.partial(_are_these, look, found))
+        return tuple([exact_key(each, self) for each in found])
+
+    def reading(self, of: FunctionType | type) -> Hashable:
+        """Return a key of what a function reads or a class has. A value's key names readings, a reading holds them."""
+        found = _reading_of(of)
+        return self.parts(found.look) if self.inside else found()
+
+    def whole(self, look: Callable[[], Hashable]) -> Hashable:
+        """Return the key that `look` makes of a value without parts. It is unchanged while that is equal."""
+        found = look()
+        self.unchanged.append(lambda: look() == found)
+        return found
+
+
+def _are_these(look: Callable[[], Collection[Any]], found: tuple[Any, ...]) -> bool:
+    """Return whether `look` finds these very objects."""
+    now = look()
+    return len(now) == len(found) and all(map(operator.is_, now, found))
+
+
+def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
     """Make a cache key of a compile-time value; two values share it only if kernels cannot tell them apart.
 
     So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs of different bits. The same holds in containers and
-    dataclasses. An object that is compared by identity has its attributes in its key, because they may change.
-    A function has what it reads from outside. `around` holds the values whose keys are being made.
+    dataclasses. An object of an author's class has its attributes and its class in its key, because they may change.
+    A function has what it reads from outside. `walk` is the way to a value inside a larger one.
     """
     kind = type(value)
     if kind is int or kind is str or kind is bool or value is None:
@@ -42,46 +86,71 @@ def exact_key(value: Any, around: tuple[Any, ...] = ()) -> Hashable:
         return kind, struct.pack("dd", value.real, value.imag)
     if isinstance(value, bytes):
         return kind, value
-    if around and any(value is each for each in around):
-        return kind, "itself"
-    inner = functools.partial(exact_key, around=(*around, value))
-    if isinstance(value, list | tuple):
-        return kind, tuple(map(inner, value))
-    if isinstance(value, dict):
-        return kind, tuple((inner(k), inner(v)) for k, v in value.items())
-    if isinstance(value, set | frozenset):
-        return kind, frozenset(map(inner, value))
-    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        return kind, str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
-    if is_dataclass(value) and not isinstance(value, type):
-        return kind, tuple(inner(getattr(value, each.name)) for each in fields(value))
+    walk = walk or Walk()
+    if isinstance(value, tuple):
+        return kind, tuple([exact_key(each, walk) for each in value])
+    if isinstance(value, frozenset):
+        return kind, frozenset([exact_key(each, walk) for each in value])
     if isinstance(value, functools.partial):
-        return kind, inner(value.func), inner(value.args), inner(value.keywords)
-    if isinstance(value, MethodType):
-        return kind, inner(value.__func__), inner(value.__self__)
+        return kind, exact_key((value.func, value.args, value.keywords), walk)
+    if isinstance(value, MethodType | staticmethod | classmethod):
+        return kind, exact_key(value.__func__, walk), exact_key(getattr(value, "__self__", None), walk)
+    if isinstance(value, property):
+        return kind, exact_key(value.fget, walk)
+    if isinstance(value, ModuleType):
+        return kind, value
+    if (number := walk.meet(value)) is not None:
+        return kind, "met", number
+    if isinstance(value, list):
+        return kind, walk.parts(lambda: value)
+    if isinstance(value, dict):
+        return kind, walk.parts(value.keys), walk.parts(value.values)
+    if isinstance(value, set):
+        return kind, frozenset(walk.parts(lambda: value))
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return kind, walk.whole(lambda: _array_key(value))
     if isinstance(value, FunctionType):
-        return (kind, value, *_read_by(value, inner))
-    try:
-        hash(value)
-    except TypeError:
-        return kind, repr(value)
-    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):  # its numbers change in place
-        return kind, value, 0 if value.is_inference() else value._version
-    own = vars(value) if isinstance(value, type) or _is_compared_by_identity(kind) else {}
-    if own and not isinstance(value, ModuleType) and not is_constant(value):
-        return kind, value, tuple((n, inner(v)) for n, v in own.items() if not n.startswith("__") and _changes(v))
-    return kind, value
+        author = _author(value)
+        return (kind, value) if author is None else (kind, value, walk.reading(author))
+    if isinstance(value, type):
+        return (kind, value) if is_constant(value) else (kind, value, walk.reading(value))
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+        return kind, value, walk.whole(lambda: _contents_key(value))
+    if is_dataclass(value):
+        names = [each.name for each in fields(value)]
+        return kind, walk.parts(lambda: [kind, *(getattr(value, name, None) for name in names)])
+    itself: Hashable = value
+    hashed: Any = kind.__hash__
+    if hashed is None:
+        itself = walk.whole(lambda: repr(value))
+    elif hashed is not object.__hash__:
+        walk.whole(lambda: hash(value))
+    if not _has_attributes(value):
+        return kind, itself
+    own = functools.partial(_own_attributes, value)
+    return kind, itself, walk.parts(own), walk.parts(lambda: own().values()), exact_key(kind, walk)
 
 
-def _is_compared_by_identity(kind: type) -> bool:
-    """Return whether two objects of a class are equal only if they are one object, and it keeps attributes."""
-    compares: Any = kind.__eq__
-    return compares is object.__eq__ and kind.__dictoffset__ != 0
+def _array_key(value: Any) -> Hashable:
+    """Return the dtype, the shape and the bytes of a NumPy array or number."""
+    return str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
 
 
-def _changes(value: Any) -> bool:
-    """Return whether an attribute of an object belongs to its key: modules and classes do not."""
-    return not isinstance(value, ModuleType | type)
+def _contents_key(value: Any) -> Hashable:
+    """Return what changes where the numbers of a tensor change in place."""
+    return repr(value.tolist()) if value.is_inference() else value._version
+
+
+def _has_attributes(value: Any) -> bool:
+    """Return whether a program may change attributes of an object or a class: not those of most of a library's."""
+    return not is_constant(value) or (type(value).__hash__ is None and hasattr(value, "__dict__"))
+
+
+def _own_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object keeps itself, those in slots included."""
+    slots = [] if is_constant(type(value)) else _reading_of(type(value)).slots
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    return own | {name: getattr(value, name, None) for name in slots} if slots else own
 
 
 def is_constant(value: Any) -> bool:
@@ -102,30 +171,79 @@ class Read:
 
     def value(self, names: Mapping[str, Any]) -> Any:
         """Return the value now, or the object before an attribute that is missing; `Read` if a name is unbound."""
+        return self.reached(names)[0]
+
+    def reached(self, names: Mapping[str, Any]) -> tuple[Any, int]:
+        """Return `value`, and the number of attributes on the way to it."""
         if self.cell is None:
             found = names.get(self.name, Read)
         else:
             try:
                 found = self.cell.cell_contents
             except ValueError:  # not bound yet
-                return Read
-        for each in self.attributes:
-            if not isinstance(found, ModuleType) and is_constant(found if isinstance(found, type) else type(found)):
-                return found  # a number, a list, a tensor
+                return Read, 0
+        for count, each in enumerate(self.attributes):
+            if not isinstance(found, ModuleType) and not _has_attributes(found):
+                return found, count  # a number, a list, a tensor
             try:
                 found = getattr(found, each)
             except AttributeError:
-                return found
+                return found, count
+        return found, len(self.attributes)
+
+
+class Reading:
+    """Tells apart what `look` finds at one time and another. It makes keys only where it finds other objects."""
+
+    def __init__(self, of: FunctionType | type, look: Callable[[], Collection[Any]]):
+        self.of, self.look = of, look
+        self.found: dict[Hashable, object] = {}  # one object for each key of what was found
+        self.last: tuple[list[Callable[[], bool]], object] = [lambda: False], None
+
+    def __call__(self) -> object:
+        """Return an object that stands for what is found now, and what that reads: for equal values the same."""
+        unchanged, found = self.last
+        for each in unchanged:
+            if not each():
+                break
+        else:
+            return found
+        walk = Walk(inside=True)
+        walk.meet(self.of)
+        found = self.found.setdefault(walk.parts(self.look), object())
+        self.last = walk.unchanged, found
         return found
 
 
-class Outside:
-    """Collect what a function reads from its globals and enclosing functions. Calling it gives keys of that now.
+class Attributes(Reading):
+    """The attributes of an author's class and of those that it is made of. `slots` are names of such of its objects."""
+
+    def __init__(self, of: type):
+        super().__init__(of, self.names_and_values)
+        self.classes = [each for each in reversed(of.__mro__) if not is_constant(each)]
+        self.slots = [name for name, each in self.kept().items() if isinstance(each, MemberDescriptorType)]
+
+    def kept(self) -> dict[str, Any]:
+        """Return the attributes as classes keep them: functions, not methods."""
+        found: dict[str, Any] = {}
+        for each in self.classes:
+            found |= {n: v for n, v in vars(each).items() if n[:2] != "__" or isinstance(v, FunctionType)}
+        return found
+
+    def names_and_values(self) -> list[Any]:
+        """Return the names of the attributes, and their values."""
+        kept = self.kept()
+        return [*kept, *kept.values()]
+
+
+class Outside(Reading):
+    """What a function reads from its globals and the variables around it.
 
     A kernel that was compiled for other values is not the kernel for these.
     """
 
     def __init__(self, function: FunctionType):
+        super().__init__(function, self.values)
         self.function = function
         self.globals: dict[str, Any] = function.__globals__
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -135,6 +253,11 @@ class Outside:
         of_library = is_constant(function)
         self.reads: list[Read] = [each for each in found if self._may_change(each, of_library)]
 
+    def values(self) -> list[Any]:
+        """Return what the function reads now, and the defaults of its parameters."""
+        read = [each.value(self.globals) for each in self.reads]
+        return [*read, self.function.__defaults__, self.function.__kwdefaults__]
+
     def _may_change(self, read: Read, of_library: bool) -> bool:
         """Return whether a program may bind a name anew, or change what it stands for."""
         root = Read(read.name, read.cell, ()).value(self.globals)
@@ -143,10 +266,6 @@ class Outside:
         if root is Read:
             return not hasattr(builtins, read.name)
         return not (isinstance(root, ModuleType) and is_constant(root))
-
-    def __call__(self, key: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """Return `key` of each value."""
-        return tuple(key(each.value(self.globals)) for each in self.reads)
 
 
 def readers(function: FunctionType) -> tuple[FunctionType, ...]:
@@ -162,7 +281,8 @@ def readers(function: FunctionType) -> tuple[FunctionType, ...]:
         read = Outside(each)
         texts = []
         for found in read.reads:
-            helpers, leaves = _leaves(".".join((found.name, *found.attributes)), found.value(read.globals))
+            value, count = found.reached(read.globals)
+            helpers, leaves = _leaves(".".join((found.name, *found.attributes[:count])), value)
             todo += [helper for helper in helpers if not any(helper is other for other in seen)]
             texts += leaves
         if texts:
@@ -177,21 +297,37 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
     """
     if isinstance(value, PLAIN):
         return [], [text]
+    if any(value is each for each in around) or isinstance(value, ModuleType):
+        return [], []
+    helpers: list[FunctionType] = []
+    leaves: list[str] = []
+    parts: list[tuple[str, Any]] = []
     if isinstance(value, FunctionType):
         author = _author(value)
-        return ([], []) if author is None else ([author], [f"id({text})"])
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, list | tuple):
+        if author is None:
+            return [], []
+        helpers, leaves = [author], [f"id({text})"]
+        parts = [(f"{text}.{name}", getattr(value, name)) for name in ("__defaults__", "__kwdefaults__")]
+    elif isinstance(value, MethodType):
+        parts = [(f"{text}.{name}", getattr(value, name)) for name in ("__func__", "__self__")]
+    elif isinstance(value, list | tuple):
         parts = [(f"{text}[{n}]", part) for n, part in enumerate(value)]
     elif isinstance(value, dict):
         parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
-    elif not any(map(is_constant, value.__mro__[:-1] if isinstance(value, type) else type(value).__mro__[:-1])):
-        own = getattr(value, "__dict__", {})  # of an author's class, or of an object that no library's class made
-        parts = [(f"{text}.{name}", part) for name, part in own.items() if not name.startswith("__")]
-    if any(value is each for each in around):
-        return [], []
-    found = [_leaves(name, part, (*around, value)) for name, part in parts]
-    return [f for functions, _ in found for f in functions], [t for _, texts in found for t in texts]
+    elif _has_attributes(value):
+        kind = value if isinstance(value, type) else type(value)
+        kept_by_class = {} if is_constant(kind) else _reading_of(kind).kept()
+        for name, kept in (kept_by_class | ({} if kind is value else _own_attributes(value))).items():
+            function = kept.fget if isinstance(kept, property) else getattr(kept, "__func__", kept)
+            if isinstance(function, FunctionType) and name not in getattr(value, "__dict__", ()):  # its class's
+                helpers += filter(None, [_author(function)])
+            elif name.isidentifier():
+                parts.append((f"{text}.{name}", kept))
+    for name, part in parts:
+        below = _leaves(name, part, (*around, value))
+        helpers += below[0]
+        leaves += below[1]
+    return helpers, leaves
 
 
 def _reader(function: FunctionType, texts: tuple[str, ...]) -> FunctionType:
@@ -213,15 +349,15 @@ def _author(function: FunctionType) -> FunctionType | None:
     return found if isinstance(found, FunctionType) and not is_constant(found) else None
 
 
-def _read_by(function: FunctionType, key: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return `key` of what a helper function or macro reads. Its reads are found once, and kept at the function."""
-    author = _author(function)
-    if author is None:
-        return ()
-    found: Outside | None = author.__dict__.get("__tile_outside__")
-    if found is None or found.function is not author:  # functools.wraps copies what a function holds
-        found = author.__dict__["__tile_outside__"] = Outside(author)
-    return found(key)
+def _reading_of(holder: Any) -> Any:
+    """Return the `Outside` of a helper function or the `Attributes` of a class. It is made once, and kept there."""
+    found = vars(holder).get("__tile_reading__")
+    if found is None or found.of is not holder:  # functools.wraps copies what a function holds
+        is_class = isinstance(holder, type)
+        found = Attributes(holder) if is_class else Outside(holder)
+        with contextlib.suppress(TypeError):  # of a compiled extension
+            (type if is_class else object).__setattr__(holder, "__tile_reading__", found)
+    return found
 
 
 def _codes(function: FunctionType) -> Iterator[CodeType]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
-from torch_tile.compiler.binding import not_a_tensor
+from torch_tile.compiler.binding import Fact, Sizes, facts_of, learn, not_a_tensor, unsolved
 from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
 from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Address, Expr, Load, Var
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.bindings import BoundKernel
@@ -553,6 +554,7 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
     learner = _Run(call, None)
     with contextlib.suppress(_Learnt):
         program = learner.run()
+    waiting, sizes = learner.learn()
     if strange := call.sizes.keys() - learner.asked:
         known = ", ".join(sorted(learner.asked)) or "none"
         raise TypeError(f"{call.function.__name__}.compile() got the size `{min(strange)}`; T.const names {known}")
@@ -561,6 +563,8 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
         raise LaunchError(not_a_tensor(none, None))
     if unknown and ABSENT in call.arguments.values():
         raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
+    if unknown and waiting:
+        raise unsolved(waiting, sizes)
     if learner.symbols:
         program = _Run(call, learner.values).run()
     return program, Specialisation(learner.spots)
@@ -577,6 +581,7 @@ class _Run:
         self.learning = values is None
         self.asked: set[str] = set()  # the names that T.const was given
         self.symbols: list[Var] = []  # what T.const gave while learning
+        self.facts: list[Fact] = []  # the sizes and strides of the call's tensors
         self.spots: list[tuple[str, int, bool]] = []
         self.params: dict[str, Buffer | Var] = {}
         self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor | Absent)]
@@ -645,11 +650,11 @@ class _Run:
         if isinstance(symbol, Var):
             return symbol
         if self.learning and isinstance(kind, TensorType):
-            self._learn(name, kind)
+            self._learn(name, kind, symbol)
         return author_view(symbol)
 
-    def _learn(self, name: str, kind: TensorType) -> None:
-        """Bind a tensor's constant sizes from the call's argument."""
+    def _learn(self, name: str, kind: TensorType, symbol: Buffer) -> None:
+        """Note what a tensor of the call tells about its sizes. Stop where all tensors have told."""
         tensor, rank = self.call.arguments[name], len(kind.shape)
         if tensor is None:  # which the kernel may not use: its launch tells
             return
@@ -657,16 +662,22 @@ class _Run:
             raise LaunchError(not_a_tensor(name, tensor))
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
-        for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):
-            packed = 8 // kind.dtype.bits if kind.dtype.bits < 8 and dim == rank - 1 else 1
-            self._take(name, dim, False, size, tensor.shape[dim] * packed)
-        for dim, stride in enumerate((kind.strides or ()) if tensor is not ABSENT else ()):
-            self._take(name, dim, True, stride, tensor.stride(dim))
+        if tensor is not ABSENT:
+            self.facts += facts_of(symbol, tensor)
         if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
 
-    def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
-        """Bind one size or stride, and check its known value."""
-        if any(size is symbol for symbol in self.symbols) and isinstance(size, Var) and size.name not in self.values:
-            self.values[size.name] = int(actual)
-            self.spots.append((name, dim, is_stride))
+    def learn(self) -> tuple[list[Fact], Sizes]:
+        """Compute the sizes named by T.const from those of the call's tensors; return the facts left open, and sizes.
+
+        Facts that mention another size, one known only at run time, take no part.
+        """
+        sizes: Sizes = {}
+        names = IdSet(self.symbols)
+        facts = [f for f in self.facts if (found := list(find(f.wanted, Var))) and all(v in names for v in found)]
+        sources, waiting = learn(facts, sizes)
+        self.spots = [(f.name, f.dim, f.is_stride) for f in facts if f.is_stride or any(f is s for s in sources)]
+        for symbol in self.symbols:
+            if symbol in sizes:
+                self.values.setdefault(symbol.name, int(sizes[symbol]))
+        return waiting, sizes

@@ -369,7 +369,8 @@ symbolic = dynamic
 def const(names: str) -> Any:
     """Make dimensions that an eager kernel learns from arguments, compiled for each value: `M, N = T.const("M, N")`.
 
-    Commas or blanks part the names.
+    Commas or blanks part the names. A size follows from dimensions or strides of annotated tensors that are linear in
+    it: `N`, `N + 1`, `2 * N`. A size that no tensor tells is a TileError. So is a call outside eager kernels.
     """
     return tracer("T.const").consts(", ".join(names_in("T.const", names)))
 

@@ -16,6 +16,7 @@ import torch
 from torch_tile.ops import sharding
 from torch_tile.ops.checks import FLOATING
 from torch_tile.ops.eager import Eager
+from torch_tile.ops.namespace import Namespace
 from torch_tile.ops.registry import FORMS, OPERATORS, Operator, P, R, checked, checked_op, entry, form, in_torch
 from torch_tile.ops.sharded_backward import sharded
 from torch_tile.ops.when_imported import when_imported
@@ -56,6 +57,7 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
 
 
 LIBRARY: torch.library.Library = _Library("tile", "DEF")  # type: ignore[no-untyped-call]
+torch.ops.tile.__class__ = Namespace
 
 
 def declare(name: str, args: Callable[P, Any], result: type[R], doc: str, **declaration: Any) -> Callable[P, R]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_
 
 import torch
 
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.arguments import explained
 from torch_tile.kernels import kernels
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch_plan import LaunchPlan, has_memory, planning
@@ -223,10 +223,7 @@ def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callab
     found: Any = getattr(args, "__origin__", args)
 
     def call(*given: P.args, **named: P.kwargs) -> R:
-        try:
-            filled = found(*given, **named)  # no subscript, which Dynamo does not trace
-        except TypeError as problem:
-            raise _bad_call(name, found._fields, len(given), str(problem)) from None
+        filled = found(*given, **named)  # no subscript, which Dynamo does not trace
         made: R = getattr(torch.ops.tile, name).default(*map(as_listed, filled))
         return made
 
@@ -258,30 +255,6 @@ def checked_op(operator: Operator, op: Callable[..., Any]) -> Callable[..., Any]
     return explained(op, described, _check_kinds(operator, list(hints_of(operator.args))))
 
 
-def explained(
-    function: Callable[P, R],
-    described: Callable[[], Callable[..., Any]],
-    check: Callable[[Any, Any], None] | None = None,
-) -> Callable[P, R]:
-    """Wrap a function: a failed call names the argument that does not fit the signature of `described()`, if any."""
-
-    @functools.wraps(function)
-    def call(*given: P.args, **named: P.kwargs) -> R:
-        if check is not None:
-            check(given, named)
-        try:
-            return function(*given, **named)
-        except Exception:
-            from torch_tile.diagnostics.arguments import misfit  # not before: `import torch_tile` needs none of it
-
-            problem = misfit(described(), given, named)
-            if problem is None:
-                raise
-        raise problem
-
-    return call
-
-
 def _check_kinds(operator: Operator, names: Sequence[str]) -> Callable[[Sequence[Any], dict[str, Any]], None]:
     """Make the check of a call with positional parameters `names`; see `_refuse_kind`."""
     kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints_of(operator.args).items()}
@@ -306,16 +279,6 @@ def _refuse_kind(what: str, kind: str, value: Any) -> None:
     if isinstance(value, torch.Tensor) and value.requires_grad:  # its value, without the gradient
         fix = "no gradient reaches it: multiply a tensor by it, or pass its .item()"
         raise TypeError(f"{what} is a tensor that requires a gradient; expected a number: {fix}")
-
-
-def _bad_call(name: str, known: Sequence[str], given: int, text: str) -> TypeError:
-    """Build the error for a call of an operator whose arguments do not fit, with Python's `text` about it."""
-    why = text.partition("() ")[2]
-    _, unknown, keyword = why.rstrip("'").partition("unexpected keyword argument '")
-    if given > len(known):
-        why = f"takes at most {len(known)} arguments, got {given}"  # Python's text counts the class as one
-    meant = did_you_mean(keyword, known) if unknown else ""
-    return TypeError(f"tile.{name} {why}{meant or '; its parameters are ' + ', '.join(known)}")
 
 
 def as_listed(x: Any) -> Any:

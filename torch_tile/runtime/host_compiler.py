@@ -29,7 +29,8 @@ from torch_tile.diagnostics.progress import waiting
 from torch_tile.ir.widths import WRAPS
 from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
-# No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
+# No -ffast-math, even where CXX has it: kernels promise infinities, NaN and signed zeros. A library that is linked with
+# it also flushes subnormal numbers in threads of the process. Given up are only errno and traps.
 # With AVX-512, g++ 12 fuses a product with a masked difference that only takes other lanes from it: wrong numbers, or
 # an internal error. Only -ffp-contract=fast does that, so headers spell out the fused products that they want.
 # Keeping traps would cure it too, but makes exp 3 times slower.
@@ -38,6 +39,8 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-shared",
+    "-fno-fast-math",
+    "-fno-unsafe-math-optimizations",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",

@@ -124,7 +124,8 @@ def _schedule(kernel: JITKernel) -> str:
     ]
     shown = 4 if any(row[3] for row in rows) else 3
     lines = [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row[:shown])}</tr>" for row in rows]
-    return f"<table><tr>{''.join(f'<th>{each}</th>' for each in head[:shown])}</tr>{''.join(lines)}</table>"
+    columns = "".join(f"<th>{each}</th>" for each in head[:shown])
+    return f'<div class="wide"><table><tr>{columns}</tr>{"".join(lines)}</table></div>'
 
 
 def _roofline(kernel: JITKernel) -> str:
@@ -157,12 +158,12 @@ def _roofline(kernel: JITKernel) -> str:
         f"{_scaled(limit)}FLOP/s; the model expects {work.seconds * 1e6:.3g} us"
     )
     return (
-        f'<p>{escape(words)}</p><svg width="640" height="220" viewBox="0 0 640 220" font-size="12">'
+        f'<p>{escape(words)}</p><div class="wide"><svg width="640" height="220" font-size="12">'
         f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="2"/>'
         f'<line x1="{x_of(reached):.1f}" x2="{x_of(reached):.1f}" y1="{y_of(limit):.1f}" y2="190" class="drop"/>'
         f'<circle cx="{x_of(reached):.1f}" cy="{y_of(limit):.1f}" r="6" class="mark"/>'
         f'<text x="60" y="212">operations for each byte of memory, from {low:.2g} to {high:.0f}</text>'
-        f'<text x="{x_of(ridge) - 8:.1f}" y="{y_of(peak) - 10:.1f}">{_scaled(peak)}FLOP/s</text></svg>'
+        f'<text x="{x_of(ridge) - 8:.1f}" y="{y_of(peak) - 10:.1f}">{_scaled(peak)}FLOP/s</text></svg></div>'
     )
 
 
@@ -208,7 +209,7 @@ def _memory(flat: Program) -> str:
                 f'width="{width:.1f}" height="36"/>{inside}</g>'
             )
         picture = f'<svg width="640" height="{40 * len(rows)}" font-size="12">{"".join(drawn)}</svg>'
-        parts.append(f"<p>{total} bytes of a block</p>{picture}" if drawn else "<p>none</p>")
+        parts.append(f'<p>{total} bytes of a block</p><div class="wide">{picture}</div>' if drawn else "<p>none</p>")
     return "".join(parts)
 
 

@@ -85,6 +85,34 @@ def test_place(path, name):
     assert frames_of(node) == (Frame("/a/b/first.py", 1, "f"), Frame("/a/b/model.py", 42, "g"))
 
 
+class Everything(torch.nn.Module):
+    """Layers and functions whose own code torch keeps in the stack traces of their operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Linear(8, 8), torch.nn.RMSNorm(8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Softmax(-1)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return torch.nn.functional.rms_norm(x, (8,)) + torch.nn.functional.layer_norm(x, (8,))
+
+
+def test_places_are_lines_of_the_model():
+    places = []
+
+    def backend(graph, inputs):
+        places.extend((place(n), n) for n in graph.graph.nodes if n.op in ("call_function", "call_module"))
+        return graph
+
+    torch.compile(Everything(), backend=backend)(torch.randn(4, 8))
+    assert len(places) >= 7
+    for where, node in places:
+        assert Path(__file__).name in where, (where, node.meta["stack_trace"])
+
+
 def test_excerpt(tmp_path):
     path = tmp_path / "model.py"
     path.write_text("def f(x):\n\n    y = x @ x\n    if y:\n        z = y\n    return y\n")

@@ -289,11 +289,13 @@ def test_sums_are_scaled_where_there_is_room_for_them():
     assert not form_of(8, 128, words=torch.uint8).alternates(few)
 
 
-def test_zeros_of_a_byte_are_converted_once():
+def test_factors_of_a_byte_are_converted_once():
     byte, half, wide = (Factor(dtype, False) for dtype in (torch.int8, torch.float16, torch.float32))
     assert form_of(4, 32).taken(byte) == torch.float16
     assert form_of(4, 32).taken(half) == torch.float16 and form_of(4, 32).taken(wide) == torch.float32
     assert form_of(2, 32, words=torch.uint8).taken(byte) == torch.int8
+    small = Factor(torch.float8_e4m3fn, False)
+    assert form_of(4, 16).taken(small) == torch.float16 and form_of(4, 16, dtype=BF16).taken(small) == BF16
 
 
 CPU = Machine(Target("cpu"), 16)

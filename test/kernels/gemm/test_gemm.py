@@ -103,7 +103,7 @@ def random_operands(problems, spec, batch, shared, m, n, k, layout):
     aux = [
         problems.tensor(*shapes[kind], dtype=torch.float32 if kind == "r" else dtype, layout="dense") for kind in kinds
     ]
-    return a, bs, [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+    return a, bs, [x.abs() + 1 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
 @pytest.mark.parametrize("spec", FORMS)

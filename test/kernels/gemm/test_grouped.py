@@ -55,7 +55,8 @@ def operands(problems, spec, groups, m, n, k, layout=None):
     aux = [problems.tensor(*shapes[kind], dtype=dtype) for kind in kinds]
     if spec == "masked":
         aux[0] = aux[0] > 0
-    return a, bs, problems.ends(groups, m), [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+    aux = [x.abs() + 1 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+    return a, bs, problems.ends(groups, m), aux
 
 
 def small(dtype):

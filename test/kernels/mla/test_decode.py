@@ -93,6 +93,18 @@ def test_empty(batch, q_len, heads, length):
         assert not out.any() and lse.isneginf().all()
 
 
+@pytest.mark.parametrize("sequences", ["paged", "split", "listed"])
+def test_no_position_of_a_cache_with_elements(sequences):
+    q, q_pe, kv, k_pe = (torch.randn(2, 1, 3, n) for n in (16, 8, 16, 8))
+    cache, none = (kv[:, 0], k_pe[:, 0]), torch.zeros(2, 0, dtype=torch.int32)
+    if sequences == "listed":
+        out, lse = torch.ops.tile.mla_sparse(q, q_pe, *cache, none[:, None])
+    else:
+        splits = 3 if sequences == "split" else 0
+        out, lse = mla_decode(q, q_pe, *cache, none, none.new_zeros(2), None, splits)
+    assert not out.any() and lse.isneginf().all()
+
+
 FORMS = {  # dtype, latent, rotary, paged
     "dense": (torch.float32, 64, 16, False),
     "paged": (torch.float32, 64, 16, True),

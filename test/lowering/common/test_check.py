@@ -327,6 +327,25 @@ def test_tiles_are_made_by_the_whole_block(scope):
     assert found.span.source().endswith("# here")
 
 
+@pytest.mark.parametrize("name", ["atomic_add", "atomic_max", "atomic_min"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_iteration_updates_one_element(name, whole):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                getattr(T, name)(B if whole else B[i], A[i])  # here
+
+    if not whole:
+        torch_tile.compile(kernel, target="cpu")
+        return
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target="cpu")
+    (found,) = caught.value.diagnostics
+    assert f"T.{name} of several elements by one value" in found.message and "`B[i]`" in found.fix
+    assert found.span.source().endswith("# here")
+
+
 def test_copiers_are_not_added_beyond_the_limit():
     """A block of 1024 threads that multiply has none for a role of its own that copies."""
 

@@ -171,6 +171,6 @@ def test_a_large_step_is_quick(build, rng):
         tm.barrier(),
         b.loop(k, 0, 2, *step),
     ]
-    start = time.perf_counter()
+    start = time.process_time()  # a busy machine takes longer
     assert not b.run(*program)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0

@@ -214,11 +214,10 @@ def _is_view(node: Node) -> bool:
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
-    """Walk back from `node`, whose dimensions are `groups`, to the tensor under its views; return (root, its
-    dimensions).
+    """Walk back from a node to the tensor under its views; return that tensor, and the dimensions of the node in it.
 
-    With `casts`, the walk also passes conversions between floating dtypes. A tensor without elements is a root, since 0
-    has no digits.
+    groups: the node's dimensions. With `casts`, the walk also passes conversions between floating dtypes. A tensor
+    without elements is a root, since 0 has no digits.
     """
     while (
         isinstance(node, Node)

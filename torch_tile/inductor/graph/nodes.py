@@ -434,7 +434,8 @@ def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 _PACKAGE = Path(__file__).parents[2]
 _CALLERS = {str(_PACKAGE / file) for file in ("inductor/report/explain.py", "kernel.py", "jit.py")}
-"""Files of ours that call a model or a user's kernel, and are no part of the model."""
+_CALLERS.add(torch.nn.functional.__file__)
+"""Files that call a model, a user's kernel or an operator for a layer, and are no part of the model."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
 
 

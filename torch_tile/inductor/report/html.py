@@ -111,7 +111,9 @@ def _contents(groups: list[list[Row]]) -> str:
         for row in rows[:1]
     ]
     head = "".join(f"<th>{name}</th>" for name in ("subgraph", "status", "family", "where", "graph"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table>"
+    return (
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table></div>'
+    )
 
 
 def _times_more(rows: list[Row]) -> str:
@@ -249,7 +251,7 @@ def _schedule(kernel: JITKernel) -> str:
     head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"
     return (
         f"<details><summary>schedule of {escape(schedule.title)}</summary>"
-        f"<table><thead>{head}</thead><tbody>\n{lines}\n</tbody></table></details>"
+        f'<div class="wide"><table><thead>{head}</thead><tbody>\n{lines}\n</tbody></table></div></details>'
     )
 
 
@@ -280,6 +282,8 @@ pre .here { color: var(--ink); background: color-mix(in srgb, var(--plain) 18%, 
 pre i { color: var(--dim); font-style: normal; user-select: none; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 1rem 0; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+.wide { overflow-x: auto; }
+td a { display: inline-block; min-width: 12rem; }
 section { border: 1px solid var(--line); border-radius: 8px; padding: 1rem; margin: 1rem 0; }
 details { margin: .4rem 0; }
 summary { cursor: pointer; color: var(--plain); }

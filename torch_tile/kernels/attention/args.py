@@ -60,6 +60,12 @@ class AttentionBackwardArgs(NamedTuple, Generic[V]):
         return AttentionArgs(*(getattr(self, name) for name in AttentionArgs._fields))
 
 
+def dense_args(q: V, k: V, v: V, args: NamedTuple) -> AttentionArgs[V]:
+    """Return the arguments of `tile.attention` for q, k and v with all options that another attention's `args` have."""
+    options = {name: getattr(args, name) for name in AttentionArgs._fields[3:] if name in args._fields}
+    return AttentionArgs(q, k, v, **options)
+
+
 class VarlenArgs(NamedTuple, Generic[V]):
     """Arguments of `tile.attention_varlen`, which its documentation explains."""
 

@@ -24,7 +24,7 @@ from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed
 from torch_tile.kernels.attention.block_lists import Listed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention.fused_backward import fused_tiling, launch as launch_fused
-from torch_tile.kernels.attention.operands import Rows, load, operands_of, prepare_operands
+from torch_tile.kernels.attention.operands import Rows, load, prepare_operands
 from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks, seen_by
 from torch_tile.kernels.attention.sequences import (
     DENSE,
@@ -40,7 +40,7 @@ from torch_tile.kernels.attention.sequences import (
     store_own,
 )
 from torch_tile.kernels.attention.softmax import hide_keys, weigh
-from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
+from torch_tile.kernels.attention.spec import Config, Spec, spec_of
 from torch_tile.kernels.attention.tiling import LIST_REGISTERS, Problem, divides, side_by_side
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
@@ -55,7 +55,6 @@ from torch_tile.kernels.common import (
     round_up,
     strided,
     typical,
-    vector_of,
 )
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.footprint import Footprint, Part, Tile
@@ -150,20 +149,13 @@ def run(
     forward = score_text.as_mask(args.forward)
     args = args._replace(**forward._asdict())
     grad, out, lse, keep = args.grad, args.out, args.lse, args.keep
-    q, k, v, mask, causal, scale, window, q_offset, aux, score = forward
+    q, k, v, causal, window = forward.q, forward.k, forward.v, forward.causal, forward.window
     layout = DENSE if sequences is None else sequences.layout
     batch, kv_heads, kv_len, head_dim = k.shape
-    q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
-    tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
+    q_len, groups = q.shape[2], q.shape[1] // kv_heads
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
-    specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
-    spec = Spec(
-        q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else specs[0], groups > 1, True,
-        vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
-        keep=names_in(keep), layout=layout, lists=None if lists is None else lists.spec,
-    )  # fmt: skip
+    by_vectors = *dense, *results[:3]
+    spec, operands = spec_of(forward, by_vectors, machine, layout, lists, folded=True, keep=names_in(keep))
     problem = Problem(batch * kv_heads, groups * q_len, kv_len, groups)
     if sequences is not None:
         rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
@@ -180,8 +172,8 @@ def run(
 
     count = 0 if sequences is None else sequences.count + 1  # each has rows of whole blocks
     statistics = lse.new_empty(*shape[:3], spec.row_statistics, round_up(q_len, PADDING) + count * PADDING)
-    number = float(default_scale(head_dim) if scale is None else scale)
-    options = (number, q_offset, bounded(window))
+    number = float(default_scale(head_dim) if forward.scale is None else forward.scale)
+    options = (number, forward.q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
     dq, dk, dv, all_kept = results
     tensors = grouped(queries), keys, values, *operands

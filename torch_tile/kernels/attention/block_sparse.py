@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_tile.kernels.attention import backward, forward
-from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs
+from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed, as_blocks, joined
 from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
@@ -45,9 +45,7 @@ def key_blocks(args: BlockSparseArgs[Any]) -> Any:
 
 def dense(args: BlockSparseArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
     """Return the arguments without the lists."""
-    return AttentionArgs(
-        args.q, args.k, args.v, None, args.causal, args.scale, args.window, args.q_offset, args.aux, args.score
-    )
+    return dense_args(args.q, args.k, args.v, args)
 
 
 def masked(args: BlockSparseArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:

@@ -20,7 +20,7 @@ from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
-from torch_tile.kernels.attention.operands import Rows, load, operands_of, prepare_operands
+from torch_tile.kernels.attention.operands import Rows, load, prepare_operands
 from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
     GAIN,
@@ -43,7 +43,7 @@ from torch_tile.kernels.attention.sequences import (
     store_own,
 )
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
-from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
+from torch_tile.kernels.attention.spec import Config, Spec, spec_of
 from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
 from torch_tile.kernels.common import (
     LOG2_E,
@@ -54,9 +54,7 @@ from torch_tile.kernels.common import (
     has_kernels,
     into,
     machine_of,
-    round_up,
     strided,
-    vector_of,
 )
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import combine_parts
@@ -423,22 +421,15 @@ def run(
             lse.fill_(float("-inf"))
         return True
     args = score_text.as_mask(args)
-    q, k, v, mask, causal, _, window, q_offset, aux, score = args
+    q, k, v = (dense_last(x) for x in args[:3])
     scale = default_scale(q.shape[3]) if args.scale is None else args.scale
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     layout = DENSE if sequences is None else sequences.layout
-    tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
-    q, k, v = dense_last(q), dense_last(k), dense_last(v)
-    specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
-    spec = Spec(
-        q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else specs[0], groups > 1,
-        (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
-        vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=not layout.fixed or is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
-        lse=lse is not None, fuses=machine.is_gpu and q.dtype != torch.float64, layout=layout,
-        lists=None if lists is None else lists.spec, scaled=scales is not None,
+    spec, operands = spec_of(
+        args, (q, k, v, out), machine, layout, lists,
+        folded=(args.mask is None or args.mask.dtype == torch.bool) and (scale > 0 or bool(args.score)),
+        lse=lse is not None, fuses=machine.is_gpu and q.dtype != torch.float64, scaled=scales is not None,
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
@@ -458,7 +449,7 @@ def run(
         operands = [*operands, *lists.tensors]
     if scales is not None:
         operands = [*operands, *scales.tensors]
-    options = (float(scale), q.shape[2], q_offset, bounded(window))
+    options = (float(scale), q.shape[2], args.q_offset, bounded(args.window))
     kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:

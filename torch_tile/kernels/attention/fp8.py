@@ -18,7 +18,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.attention import forward
-from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args, dense_args
 from torch_tile.kernels.attention.arguments import bounded, empty_beside
 from torch_tile.kernels.attention.forward import default_scale, store_rows, store_staged
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
@@ -57,8 +57,7 @@ def widened(args: AttentionFp8Args[torch.Tensor], dtype: torch.dtype) -> Attenti
     """Return the arguments of `attention` on operands times their scales, in `dtype`."""
     scales = args.q_scale, args.k_scale, args.v_scale
     q, k, v = (times(x, scale, dtype) for x, scale in zip(args[:3], scales, strict=True))
-    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
-    return AttentionArgs(q, k, v, None, args.causal, scale, args.window, args.q_offset)
+    return dense_args(q, k, v, args)
 
 
 def empty_result(args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:

@@ -62,9 +62,7 @@ class Rows:
         return torch.where(inside.reshape(-1, *[1] * (found.dim() - 1)), found, fill)
 
 
-def masked(
-    args: Padded, queries: torch.Tensor, lengths: torch.Tensor, causal: bool, window: int, has_keys: torch.Tensor
-) -> Padded:
+def masked(args: Padded, queries: torch.Tensor, lengths: torch.Tensor, has_keys: torch.Tensor) -> Padded:
     """Return dense arguments with one mask for padding, causality and window; queries align with the end of the keys.
 
     `queries` and `lengths` `[B]` count the queries and the keys of each; `has_keys` bool `[B, Skv]`.
@@ -73,12 +71,12 @@ def masked(
     place = torch.arange(args.q.shape[2], device=args.q.device)[:, None] + offset
     key = torch.arange(args.k.shape[2], device=args.q.device)
     seen = has_keys[:, None, None, :].expand(-1, 1, args.q.shape[2], -1)
-    if causal:
+    if args.causal:
         seen = seen & (key <= place)
-    if window:
-        seen = seen & (key > place - bounded(window))
+    if args.window:
+        seen = seen & (key > place - bounded(args.window))
     q_offset: Any = offset  # scores count the positions of each sequence from its own offset
-    return args._replace(mask=seen, q_offset=q_offset)
+    return args._replace(mask=seen, causal=False, window=0, q_offset=q_offset)
 
 
 def attend(args: Padded) -> tuple[torch.Tensor, torch.Tensor]:

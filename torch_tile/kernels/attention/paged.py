@@ -14,12 +14,12 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.attention import forward, padded
-from torch_tile.kernels.attention.args import AppendArgs, AttentionArgs, PagedArgs
+from torch_tile.kernels.attention.args import AppendArgs, PagedArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, widened
 from torch_tile.kernels.attention.sequences import Layout, Sequences
 from torch_tile.kernels.attention.varlen import by_head
-from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, into, is_unit, machine_of, strided
+from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, is_unit, machine_of, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded
 
@@ -57,10 +57,8 @@ def _padded(args: PagedArgs[torch.Tensor]) -> padded.Padded:
     keys, values = (torch.where(present[:, None, :, None], x, 0) for x in (keys, values))
     queries = q.transpose(1, 2) if rows is None else rows.pad(q)
     count = torch.full_like(args.lengths, queries.shape[2]) if rows is None else rows.lengths
-    scale = forward.default_scale(q.shape[-1]) if args.scale is None else args.scale
-    dense: padded.Padded = AttentionArgs(queries, keys, values, scale=scale, aux=args.aux, score=args.score)
     lengths = args.lengths.clamp(0, keys.shape[2])
-    return padded.masked(dense, count, lengths, args.causal, args.window, present)
+    return padded.masked(dense_args(queries, keys, values, args), count, lengths, present)
 
 
 def _wide_pages(args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,20 +119,18 @@ def attention_paged(
     if lse is None and needs_lse:
         shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
         lse = q.new_empty(shape, dtype=compute_dtype(q.dtype))
-    if not (out if lse is None else lse).numel():
-        return out, lse
-    if has_kernels(q) and args.k_pages.numel() and args.v_pages.numel() and args.block_tables.numel():
+
+    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
+        """Return whether there is a tiling."""
+        if not (has_kernels(q) and args.k_pages.numel() and args.v_pages.numel() and args.block_tables.numel()):
+            return False
         view = by_head if ragged else _heads_first
-        k, v = (x.transpose(1, 2) for x in (args.k_pages, args.v_pages))
-        dense = AttentionArgs(
-            view(q), k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score
-        )
-        log_sums = None if lse is None else lse[None] if ragged else lse
+        dense = dense_args(view(q), args.k_pages.transpose(1, 2), args.v_pages.transpose(1, 2), args)
+        log_sums = lse[None] if ragged and lse is not None else lse
         run = partial(forward.run, sequences=sequences_of(args), scales=_scales(args))
-        if run(dense, view(out), log_sums, machine_of(q), config, args.num_splits):
-            return out, lse
-    result, lse_made = reference(*args)
-    return into(out, result), None if lse is None else into(lse, lse_made)
+        return run(dense, view(out), log_sums, machine_of(q), config, args.num_splits)
+
+    return forward.computed(launch, partial(reference, *args), out, lse)
 
 
 def _scales(args: PagedArgs[torch.Tensor]) -> Scales | None:

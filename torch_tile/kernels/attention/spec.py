@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.attention.block_lists import BlockLists
-from torch_tile.kernels.attention.operands import Operand
+from torch_tile.kernels.attention.args import AttentionArgs
+from torch_tile.kernels.attention.block_lists import BlockLists, Listed
+from torch_tile.kernels.attention.operands import Operand, operands_of
 from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, slopes_of, split_gain
 from torch_tile.kernels.attention.sequences import DENSE, Layout
-from torch_tile.kernels.common import strided
+from torch_tile.kernels.common import Machine, round_up, strided, vector_of
 from torch_tile.kernels.epilogue.autodiff import Sloped
 from torch_tile.kernels.epilogue.program import Epilogue, parse
 from torch_tile.kernels.footprint import Part, Tile
@@ -272,6 +273,28 @@ class Spec:
         if self.mask.dtype == torch.bool:
             return T.if_then_else(mask[0] != 0, score, -T.infinity(score.dtype))
         return score + T.cast(mask[0], score.dtype)
+
+
+def spec_of(
+    args: AttentionArgs[torch.Tensor], by_vectors: Sequence[torch.Tensor], machine: Machine, layout: Layout,
+    lists: Listed | None, **own: Any,
+) -> tuple[Spec, list[torch.Tensor]]:  # fmt: skip
+    """Return what the kernels of a call are compiled for, and its operands of scores as kernels take them.
+
+    by_vectors: the tensors whose rows kernels load and store by vectors. own: fields of one kernel.
+    """
+    q, k, v, mask = args[:4]
+    widths = k.shape[3], v.shape[3]
+    tiles = round_up(widths[0], 16), round_up(widths[1], 16)
+    given = [x for x in (mask, *(args.aux or ())) if x is not None]
+    specs, operands = operands_of(given, k.shape[1], machine.is_gpu)
+    spec = Spec(
+        q.dtype, *tiles, tiles == widths, args.causal, args.window > 0, None if mask is None else specs[0],
+        q.shape[1] // k.shape[1] > 1, vector=vector_of(by_vectors, widths) if machine.is_gpu else 1,
+        shifted=not layout.fixed or is_shifted(args.causal, args.window, args.q_offset), score=args.score,
+        aux=specs[mask is not None :], layout=layout, lists=None if lists is None else lists.spec, **own,
+    )  # fmt: skip
+    return spec, operands
 
 
 def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_tile.kernels.attention import backward, forward, padded
-from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs
+from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.sequences import Layout, Sequences
 from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
@@ -41,11 +41,8 @@ def _padded(args: VarlenArgs[torch.Tensor]) -> padded.Padded:
     """Pad the ragged queries, keys and values, and return dense arguments with a mask of the present rows."""
     queries = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
     keys = padded.Rows(args.cu_seqlens_k, args.max_seqlen_k)
-    scale = forward.default_scale(args.q.shape[2]) if args.scale is None else args.scale
-    dense: padded.Padded = AttentionArgs(
-        queries.pad(args.q), keys.pad(args.k), keys.pad(args.v), scale=scale, aux=args.aux, score=args.score
-    )
-    return padded.masked(dense, queries.lengths, keys.lengths, args.causal, args.window, keys.present)
+    dense = dense_args(queries.pad(args.q), keys.pad(args.k), keys.pad(args.v), args)
+    return padded.masked(dense, queries.lengths, keys.lengths, keys.present)
 
 
 def gradients(grad: torch.Tensor, args: VarlenArgs[torch.Tensor]) -> Gradients:
@@ -113,10 +110,7 @@ def by_head(x: torch.Tensor) -> torch.Tensor:
 
 def dense(args: VarlenArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
     """Return dense attention arguments that hold all sequences as one long sequence."""
-    q, k, v = map(by_head, (args.q, args.k, args.v))
-    return AttentionArgs(
-        q, k, v, causal=args.causal, scale=args.scale, window=args.window, aux=args.aux, score=args.score
-    )
+    return dense_args(by_head(args.q), by_head(args.k), by_head(args.v), args)
 
 
 def attention_varlen_backward(

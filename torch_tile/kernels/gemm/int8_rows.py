@@ -78,7 +78,7 @@ class Fields:
 
     @property
     def below(self) -> int:
-        """Return what is subtracted from a field that counts from 0 on."""
+        """Return the zero point: what is subtracted from a field, read without a sign."""
         return self.offset + (self.half if self.signed else 0)
 
     @property

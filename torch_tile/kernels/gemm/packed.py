@@ -16,7 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import compute_dtype, dense_last, dynamic, is_unit, strided
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.formats import E4M3, E8M0, power_of, value_of
+from torch_tile.kernels.gemm.formats import E4M3, E8M0, lanes_of, pairs_of, power_of, value_of
 from torch_tile.kernels.gemm.tiling import Config
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
@@ -157,15 +157,14 @@ class Storage:
         return bs, scales, zeros
 
     def looked_up(self, word: Any, column: Any, row: Any, table: Any, slot: Any) -> Any:
-        """Look up the number of the field of a row's column, in a `table` of `pairs_of` if there is one.
+        """Look up the number of the field of a row's column, in the `table` of `pairs_of` that `coded` words have.
 
         `slot` is where the column lies among those of the product.
         """
         if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
-            return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + slot % 8 // 2, column % 2)]
+            lane, lanes = row % 8 * 4 + slot % 8 // 2, lanes_of(table.dtype)
+            return table[T.table_place(word, column % 8 // 2, lane % lanes, column % 2, lanes)]
         upper = 1 - column % 2 if self.high_first else column % 2
-        if self.words == torch.int32:
-            return value_of(self.format, word, column % 8 // 2, upper)
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
@@ -177,9 +176,9 @@ class Storage:
         """
         sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
         if self.fields == 1 and (not self.aligned or self.words.is_floating_point):
-            return T.cast(word, "float32"), self.offset
+            return T.cast(word, "float32") - float(self.offset), 0.0
         if self.fields == 1:
-            return T.float_from_bits(T.cast(word, "int32"), 255, BYTES + sign) - float(2**23 + sign), self.offset
+            return T.float_from_bits(T.cast(word, "int32"), 255, BYTES + sign) - float(2**23 + sign + self.offset), 0.0
         if self.words == torch.int32:
             upper = 1 - column % 2 if self.high_first else column % 2
             return T.nibble(word ^ SIGNS if self.signed else word, column % 8 // 2, upper), float(sign + self.offset)
@@ -246,12 +245,25 @@ class Spec:
 
     def taken(self, factor: Factor) -> torch.dtype:
         """Return the dtype to which the kernel converts scales or zeros before it scales weights. Halves hold bytes
-        exactly, and bfloat16 powers of two.
+        and float8_e4m3fn exactly, and bfloat16 powers of two.
         """
         if factor.power:
             return torch.bfloat16 if self.operand == torch.bfloat16 else torch.float32
-        exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
+        exact = factor.dtype in (torch.int8, torch.uint8, E4M3) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
+
+    def table(self, late: bool) -> Any:
+        """Make a table of all pairs of codes, in a kernel. None if weights are no codes of words.
+
+        Its numbers are those of tensor cores, or float32 if scales of another dtype multiply them. Then the product is
+        rounded once, and is right wherever 16 bits hold it.
+        """
+        storage = self.storage
+        if not storage.coded:
+            return None
+        early = storage.scale if storage.group and not late else None
+        wide = early is not None and self.taken(early) != self.operand
+        return pairs_of(storage.format, storage.high_first, torch.float32 if wide else self.operand)
 
     def alternates(self, config: Config) -> bool:
         """Return whether the unpacking of a piece alternates with the products of the piece before."""
@@ -292,7 +304,8 @@ def weight(
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
     if storage.format:
-        value = T.cast(T.cast(storage.looked_up(word, column, row, table, slot), spec.operand), accum)
+        value = storage.looked_up(word, column, row, table, slot)
+        value = T.cast(T.cast(value, spec.operand) if table is None else value, accum)
         return value if scale is None else value * scale
     number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together
@@ -300,11 +313,14 @@ def weight(
         if zero is not None:
             number = T.cast(T.cast(number - zero, spec.operand), accum)
         return number if scale is None else number * scale
+    bare = storage.fields == 1 and zero is None
     surplus = surplus if zero is None else zero + surplus
-    if scale is None:
-        return number - surplus
-    # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is.
-    return T.fma(number, scale, -(surplus * scale)) if spec.operand.itemsize <= 2 else (number - surplus) * scale
+    if scale is None or bare or spec.operand.itemsize > 2:
+        number = number if bare else number - surplus
+        return number if scale is None else number * scale
+    # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is. It overflows for
+    # scales from 2^118 on. float16, which has no such weight but 0, overflows for scales from 2^31 on.
+    return T.fma(number, scale, -(surplus * scale))
 
 
 def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:

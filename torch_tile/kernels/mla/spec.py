@@ -167,7 +167,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int =
     blocks = problem.batch * -(-problem.rows // config.block_h)
     room = machine.num_sms // blocks if machine.is_gpu else -(-2 * machine.num_sms // blocks)  # one block fills an SM
     each = -(-tiles // max(1, min(room, problem.positions // LEAST_SPLIT)))  # tiles of a split
-    return -(-tiles // (each + each % 2 if config.ping_pong else each))
+    return -(-tiles // (each + each % 2 if config.ping_pong else each)) if tiles else 1
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU

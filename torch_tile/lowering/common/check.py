@@ -18,7 +18,7 @@ from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import (
     LOGICAL,
     Address,
@@ -31,6 +31,7 @@ from torch_tile.ir.expr import (
     Var,
     binary,
     const,
+    is_constant,
     unary,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
@@ -53,9 +54,11 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
 from torch_tile.lowering.common.block_races import block_races
+from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.atomic import Atomic
 from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
 
@@ -73,9 +76,14 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in (*partly_written(program), *block_races(program)):
+    for each in (*partly_written(program), *block_races(program), *swapped_indices(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
+
+
+def _of_several_by_one(node: Atomic) -> bool:
+    """Return whether an atomic operation updates several elements by one value."""
+    return isinstance(node.value, Expr) and not all(is_constant(n, 1) for n in node.dst.extents)
 
 
 class _Check(Rewriter):
@@ -405,7 +413,7 @@ class _Check(Rewriter):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
-            if region.buffer.scope != "global" and not _is_whole(r, region.buffer.shape[dim]):
+            if region.buffer.scope != "global" and not r.covers(region.buffer.shape[dim]):
                 stop = r.start + r.extent
                 self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
 
@@ -447,6 +455,9 @@ class _Check(Rewriter):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
                 fix = "tile operations are done by the whole block: use T.serial around them"
                 self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
+            elif isinstance(node, Atomic) and _of_several_by_one(node):
+                fix = f"name the element, `{node.dst.buffer.name}[i]`: each iteration updates one"
+                self._refuse(node, f"T.{node.op_name} of several elements by one value inside {parallel}", fix)
             elif isinstance(node, Do) and isinstance(node.call, Call) and lookup(node.call.name).by_hand:
                 fix = "threads run it together: write it before or after the loop, or use T.serial"
                 self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
@@ -484,11 +495,6 @@ def _called(span: Span | None) -> str:
     """Return the function that an author calls at a place, as it is written there."""
     text = "" if span is None else span.source()[span.column :].partition("(")[0]
     return text if text.replace(".", "").isidentifier() else "what is called here"
-
-
-def _is_whole(r: Range, size: Expr) -> bool:
-    """Return whether a range is written as all of a dimension."""
-    return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
 
 
 def _own_statements(body: Block) -> Iterator[Stmt]:

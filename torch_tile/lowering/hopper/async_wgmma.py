@@ -341,7 +341,7 @@ class _Async(Rewriter):
         return [take], [give], lambda main: [open_, main, close]
 
     def _parts(self, loop: st.For) -> _Parts | None:
-        """Split a loop's body into its parts; return None if the body has other parts."""
+        """Split a loop's body into first products, arithmetic and second products; return None for other bodies."""
         if contains(loop.body, ArriveLast):  # writes in front of T.arrive_last stay in front of it
             return None
         allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))

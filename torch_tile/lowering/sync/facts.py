@@ -20,8 +20,8 @@ from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.lowering.sync.accesses import Access, Collector, overlap, trips
 
 
-def is_ordered(intrinsic: Intrinsic) -> bool:
-    """Return whether an intrinsic orders all earlier accesses of a block, or work that threads count in groups."""
+def orders_earlier(intrinsic: Intrinsic) -> bool:
+    """Return whether an intrinsic orders earlier accesses: all of a block, or copies and products counted in groups."""
     return intrinsic.is_barrier or intrinsic.is_grouped
 
 
@@ -131,7 +131,7 @@ class Facts(Divergence):
         self.collector: Collector = Collector(names, relevant)
         self.memory: dict[Stmt, bool] = {}
         self.engaging: dict[Stmt, bool] = {}
-        self.ordered: Callable[[Intrinsic], bool] = is_ordered
+        self.ordered: Callable[[Intrinsic], bool] = orders_earlier
         self.unknown: dict[Var, Var] = {}
         self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
 

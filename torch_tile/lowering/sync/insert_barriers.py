@@ -34,7 +34,7 @@ from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, is_ordered, refilled
+from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, orders_earlier, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
@@ -165,7 +165,7 @@ class Walk:
         The calls at which they arrive or meet hand over memory that engines read or fill again.
         """
         self.facts.refilled, self.publishes = refilled, True
-        self.facts.ordered = lambda found: is_ordered(found) or found.publishes
+        self.facts.ordered = lambda found: orders_earlier(found) or found.publishes
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Return the places of a block's barriers with their cost, and update `state` to hold after the block.

@@ -43,7 +43,7 @@ def _widened(kernel: Kernel, build: Build) -> Kernel:
     threads = math.prod(kernel.threads)
     if build.options.measured or threads % WARPGROUP:
         return kernel
-    needed, largest = max(map(_sums, _bodies(kernel)), key=lambda found: found[0])
+    needed, largest = max(map(_accumulator_registers, _bodies(kernel)), key=lambda found: found[0])
     if largest is None or needed // threads <= PER_THREAD - ADDRESSES or _names_threads(kernel):
         return kernel
     for more in (factor * threads for factor in FACTORS if factor * threads <= MOST_WIDENED):
@@ -61,8 +61,9 @@ def _bodies(kernel: Kernel) -> Iterator[Node]:
     yield from (loop.body for loop in find(kernel, For, While) if any(find(loop.body, Gemm)))
 
 
-def _sums(body: Node) -> tuple[int, Buffer | None]:
-    """Count the registers, 4 bytes each, of fragments that live at the same time in `body`; return the largest.
+def _accumulator_registers(body: Node) -> tuple[int, Buffer | None]:
+    """Count the registers, 4 bytes each, of accumulators that live at the same time in `body`; also return the largest
+    accumulator.
 
     Those live together that the body only adds to, by products or by arithmetic. Of the accumulators of products that
     it begins anew at least one lives beside them.

@@ -30,7 +30,13 @@ def _check(args: ConvArgs[Tensor]) -> None:
     checks.check_same_dtype(OP, x=x, weight=weight, bias=bias)
     dims = x.dim() - 2
     require(1 <= dims <= 3, lambda: f"tile.{OP}: x has {x.dim()} dimensions; expected 3 to 5: [N, *sizes, C]")
-    checks.check_dims(OP, "weight", weight, x.dim(), "[F, *taps, C]")
+    require(
+        weight.dim() == x.dim(),
+        lambda: (
+            f"tile.{OP}: x has {x.dim()} dimensions {list(x.shape)} and weight {weight.dim()} {list(weight.shape)}; "
+            f"expected as many, with channels last: [N, *sizes, C] and [F, *taps, C]"
+        ),
+    )
     checks.check_size(OP, "weight", weight, -1, x.shape[-1], "x's last dimension: channels come last in both")
     checks.check_vector(OP, "bias", bias, weight.shape[0], "weight's first dimension")
     checks.check_activation(OP, activation)

@@ -245,7 +245,8 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     """Round latents to float8 and put them beside their rotary parts, as `mla_decode_fp8` reads them.
 
     Args:
-        kv: `[.., C]`, of any floating dtype; C is a multiple of 128. k_pe: `[.., R]`.
+        kv: `[.., C]`, of any floating dtype; C is a multiple of 128.
+        k_pe: `[.., R]`.
 
     Returns:
         uint8 `[.., C + C / 32 + 2 R]`: see `mla_decode_fp8`. A scale is the largest magnitude of a run over 448, at
@@ -267,9 +268,11 @@ def append_latents(kv: Tensor, k_pe: Tensor, cache: Tensor, block_table: Tensor,
     """Write new positions into the pages of a float8 cache, in place, where `mla_decode_fp8` reads them.
 
     Args:
-        kv: `[B, Sq, C]`: the new latents, which are the last of each sequence. k_pe: `[B, Sq, R]`.
+        kv: `[B, Sq, C]`: the new latents, which are the last of each sequence.
+        k_pe: `[B, Sq, R]`.
         cache: uint8 `[pages, page, bytes]`, whose positions lie at multiples of 4 bytes.
-        block_table: int32 `[B, n]`, as for `mla_decode_fp8`. seq_lens: int32 `[B]`, the new positions included.
+        block_table: int32 `[B, n]`, as for `mla_decode_fp8`.
+        seq_lens: int32 `[B]`, the new positions included.
 
     They are rounded by `pack_latents`, and left out as `append_to_pages` leaves rows out. Raises what these raise.
     """

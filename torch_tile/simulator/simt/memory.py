@@ -227,7 +227,9 @@ class Tile(Memory):
         self.owner: Owner = Owner(buffer.name, shared.next_number())
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None, who: Array | None = None) -> Array:
-        """Read `count` elements from each index on, as raw bits; the threads `ids` read for the accessors `who`."""
+        """Read `count` elements from each index on, as raw bits. `ids` are the threads that ask, and `who` those that
+        the checks of races see reading: engines, or by default the same threads.
+        """
         who = ids if who is None else who
         ok = self.inside(index, count, span)
         if ok is not None:
@@ -242,7 +244,7 @@ class Tile(Memory):
     def put_rows(
         self, index: Array, raw: Array, ids: Array, span: Span | None, who: Array | None = None, atomic: bool = False
     ) -> None:
-        """Overwrite elements from each index on."""
+        """Overwrite elements from each index on; `ids` and `who` are as in `rows`."""
         who = ids if who is None else who
         ok = self.inside(index, raw.shape[1], span)
         if ok is not None:

@@ -488,7 +488,7 @@ class OrderedTrace(Trace):
         column = np.where(ordinary, column, 0)
         late = ordinary & (view.seen(column) >= when) & (view.seen(column, fenced=True) < when)
         if late.any():
-            who = self._name(int(column[late][0]))
+            who = self.order.name(int(column[late][0]))
             text = f"{what} asynchronously with no fence_proxy_async before; {verb} by {who}"
             self.findings.add("missing_fence", span, text, int(late.any(axis=1).sum()))
 
@@ -516,7 +516,7 @@ class OrderedTrace(Trace):
         bad &= ~flying
         if bad.any():
             row, place = np.argwhere(bad)[0]
-            self._race(f"{what}; written", self._name(int(column[row, place])), who, row, span, bad)
+            self._race(f"{what}; written", self.order.name(int(column[row, place])), who, row, span, bad)
 
     def _check_reads(self, view: View, places: Array, who: Array, name: str, span: Span | None) -> None:
         """Report places that another thread or agent may still be reading."""
@@ -526,7 +526,7 @@ class OrderedTrace(Trace):
             bad = (when >= first) & (view.seen(column) < when)
             if bad.any():
                 row, place = np.argwhere(bad)[0]
-                self._race(what, self._name(int(column[row, place])), who, row, span, bad)
+                self._race(what, self.order.name(int(column[row, place])), who, row, span, bad)
         for agents, times in self.by_agents.items():
             when = times[places]
             for agent in agents:
@@ -548,12 +548,8 @@ class OrderedTrace(Trace):
         """Report races between two accesses."""
         now = who[row] if len(who) == len(bad) else who[0]
         column = now if now < WHOLE_WARP else self.order.lanes + 32 * (now - WHOLE_WARP)
-        text = f"{what} before by {earlier}, now by {self._name(int(column))}"
+        text = f"{what} before by {earlier}, now by {self.order.name(int(column))}"
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
-
-    def _name(self, column: int) -> str:
-        """Return the text of a clock column."""
-        return self.order.name(column)
 
     def _note(self, view: View, places: Array, who: Array) -> None:
         """Record reads; a place read by lanes of a warp that do not know of each other is marked ALL."""

@@ -166,7 +166,7 @@ class Tiles(Expressions):
         return rounded.expand(tuple(shape)).clone()
 
     def wide(self, dtype: DType) -> torch.dtype:
-        """Return float64 for floats, int64 for integers."""
+        """Return the dtype in which values of a dtype are computed: float64 for floats, int64 for integers."""
         return torch.float64 if dtype.is_float else torch.int64
 
     def _box(self, region: Region) -> tuple[Storage, list[int], list[int]]:

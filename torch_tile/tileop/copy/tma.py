@@ -18,9 +18,8 @@ from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, divides
-from torch_tile.ir.bounds import Ranges, interval, prove
 from torch_tile.ir.buffer import Region, TensorMap
-from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, binary, const, to_expr
+from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_expr
 from torch_tile.ir.layout import row_major, shared_tile
 from torch_tile.ir.node import node_class
 from torch_tile.ir.simplify import simplify
@@ -256,23 +255,9 @@ def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
     ranges = ctx.ranges
     for size in tensor.shape:  # nothing is copied to an empty tensor
         ranges = ranges.assume(binary(">=", size, const(1, size.dtype)))
-    if any(_may_be_negative(inline(start), ranges) for start in region.starts):
+    if any(ranges.may_be_negative(inline(start)) for start in region.starts):
         return f"the slice of `{tensor.name}` may start in front of it"
     return None
-
-
-def _may_be_negative(index: Expr, ranges: Ranges) -> bool:
-    """Return whether the first index of a slice may be negative.
-
-    A quotient by a size has no interval, since the size may be zero. Then there is nothing to copy, so the signs of
-    operands decide.
-    """
-    if interval(index, ranges).low >= 0 or prove(binary(">=", index, const(0, index.dtype)), ranges):
-        return False
-    if not isinstance(index, Binary) or index.op not in ("+", "*", "//", "%", "min", "max"):
-        return True
-    a, b = (index.op != "%" and _may_be_negative(index.a, ranges)), _may_be_negative(index.b, ranges)
-    return a and b if index.op == "max" else a or b
 
 
 def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:

@@ -205,6 +205,6 @@ def _refuses(a: dt.DType, b: dt.DType, c: dt.DType) -> str:
         return "accumulate floating products in float32"
     if not a.is_float and c != dt.int32:
         return "accumulate integer products in int32"
-    if a.is_float and c.bits < 16:
-        return "accumulate in float32"
+    if a.is_float and c.bits < max(16, a.bits, b.bits):
+        return f"accumulate in float{max(32, a.bits, b.bits)}"
     return ""

@@ -244,7 +244,7 @@ class _Sample:
         return result
 
     def _over_keys(self, node: Node) -> bool:
-        """Return whether a reduction is over one dimension of the length of the keys.
+        """Return whether a reduction folds one dimension, as long as that of the keys.
 
         Over another dimension of that length its value is wrong, so no gradient matches.
         """

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads whose indices fit in the other order alone are found, by tiles and by elements, and no others."""
+
+import warnings
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.lowering.common.swapped_indices import swapped_indices
+
+
+def product(M, N, K, right, tile=32):
+    """Return a product whose tile of B begins at `right(k * tile, bx * tile)`."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, tile), T.ceildiv(M, tile), threads=128) as (bx, by):
+            a, b = T.alloc_shared((tile, tile), "float32"), T.alloc_shared((tile, tile), "float32")
+            c = T.alloc_fragment((tile, tile), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, tile), num_stages=2):
+                T.copy(A[by * tile, k * tile], a)
+                row, column = right(k * tile, bx * tile)
+                T.copy(B[row, column], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * tile, bx * tile])
+
+    return kernel
+
+
+@pytest.mark.parametrize("sizes", [(64, 40, 96), (33, 200, 65), (50, 64, 300)], ids=str)
+def test_tiles(sizes) -> None:
+    assert not swapped_indices(product(*sizes, lambda k, n: (k, n)).program)
+    (found,) = swapped_indices(product(*sizes, lambda k, n: (n, k)).program)
+    assert found.code == "swapped_indices" and "`B` reach" in found.render()
+    assert "dimensions 0 and 1" in found.render()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_elements(swapped) -> None:
+    @T.prim_func
+    def rows(X: T.Tensor((12, 70), "float32"), Y: T.Tensor((12, 70), "float32")):
+        with T.Kernel(12, threads=32) as bx:
+            for j in T.Parallel(70):
+                if swapped:
+                    Y[bx, j] = X[j, bx]
+                else:
+                    Y[bx, j] = X[bx, j]
+
+    assert len(swapped_indices(rows.program)) == swapped
+
+
+@T.macro
+def overshoot(X, i, s):
+    T.copy(X[i * 64, 0], s)  # more steps than there are tiles, as splits of a reduction have
+
+
+@T.macro
+def guarded(X, i, s):
+    if i * 8 < 24:
+        T.copy(X[0, i * 8], s)
+
+
+@T.macro
+def one_index(X, i, s):
+    T.copy(X[i * 8, i * 8], s)
+
+
+@pytest.mark.parametrize("read", [overshoot, guarded, one_index], ids=["overshoot", "guarded", "one_index"])
+def test_others(read) -> None:
+    @T.prim_func
+    def kernel(X: T.Tensor((70, 24), "float32"), Y: T.Tensor((10, 8, 8), "float32")):
+        with T.Kernel(10, threads=32) as bx:
+            s = T.alloc_shared((8, 8), "float32")
+            T.clear(s)
+            read(X, bx, s)
+            T.copy(s, Y[bx, 0, 0])
+
+    assert not swapped_indices(kernel.program)
+
+
+def test_the_author_is_warned() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch_tile.compile(product(64, 40, 96, lambda k, n: (n, k)), target="cpu")
+    (one,) = [str(each.message) for each in told if "swapped_indices" in str(each.message)]
+    assert "T.copy(B[row, column], b)" in one and "reads behind the end give 0" in one
+    a, b, c = torch.randn(64, 96), torch.randn(96, 40), torch.empty(64, 40)
+    torch_tile.compile(product(64, 40, 96, lambda k, n: (k, n)), target="cpu")(a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
