@@ -50,6 +50,8 @@ def test_switches_stand_unless_they_are_named():
 
 
 def test_misspelt_options_are_refused():
+    with pytest.raises(TileError, match=r"jit: argument `num_warps` is not an option[\s\S]*threads=128"):
+        pass_options("jit", num_warps=4)
     with pytest.raises(TileError, match=r"jit: argument `pass_config` is not an option[\s\S]*mean pass_configs\?"):
         pass_options("jit", pass_config={})
     with pytest.raises(TileError, match="give one of out_idx, target"):

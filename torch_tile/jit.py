@@ -619,7 +619,7 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
     given: list[Any] = [] if out_idx is None else list(out_idx) if several else [out_idx]  # type: ignore[arg-type]
     count, names = len(program.params), [p.name for p in program.params]
     for position in given:
-        if not isinstance(position, int) or not -count <= position < count:
+        if type(position) is bool or not isinstance(position, int) or not -count <= position < count:
             known = f"{names.index(position)} is `{position}`" if position in names else f"-1 is `{names[-1]}`"
             fix = f"give positions among the {count} parameters of {program.name} ({', '.join(names)}): {known}"
             raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {position!r}", fix=fix)

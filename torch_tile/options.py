@@ -19,6 +19,12 @@ from torch_tile.diagnostics.spelling import nearest
 
 # TileLang's options that change nothing here: there is one way to build for each target, and it is quick.
 ACCEPTED = ("target_host", "execution_backend", "verbose", "debug_root_path")
+_IN_KERNELS = {  # options of other compilers that are written in the kernel
+    "num_warps": "the kernel says it, in threads: T.Kernel(n, threads=128)",
+    "threads": "the kernel says it: T.Kernel(n, threads=128)",
+    "num_stages": "a loop of the kernel says it: T.Pipelined(n, num_stages=3)",
+    "grid": "the kernel says it: T.Kernel(T.ceildiv(n, block), threads=128)",
+}
 KNOWN = ("out_idx", "target", "pass_configs", "compile_flags", "strict", *ACCEPTED)
 BACKENDS = ("auto", "tvm_ffi", "dlpack", "cython", "ctypes", "nvrtc", "torch", "cutedsl", "tvm")  # TileLang's
 FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
@@ -151,6 +157,7 @@ def pass_options(
             keys = {key.partition(".")[2]: key for key in EFFECTIVE}
             if not near and (key := nearest(name, keys)):
                 fix = f'did you mean pass_configs={{"{keys[key]}": True}}?'
+            fix = _IN_KERNELS.get(name, fix)
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
     for name, value, wanted in (("strict", strict, bool), ("pass_configs", pass_configs or {}, Mapping)):
         if not isinstance(value, wanted):

@@ -101,6 +101,15 @@ def test_arguments_one_place_off(args, text) -> None:
     assert str(told.value).endswith(text)
 
 
+def test_functions_for_texts_shapes_and_options_by_place() -> None:
+    with pytest.raises(TypeError, match=r"name is of type function; expected a text: its name, as 'relu'"):
+        all_kinds(X, name=nn.functional.relu)
+    with pytest.raises(TypeError, match="w is of type tuple; expected a tensor or None: leave it out, sizes are read"):
+        all_kinds(X, (2, 3))
+    with pytest.raises(TypeError, match="too many positional arguments; give flag and what follows by name"):
+        all_kinds(X, None, True)
+
+
 @pytest.mark.parametrize(
     ("keyword", "text"),
     [("axis", "did you mean dim?"), ("dropout_p", "apply F.dropout to the result"), ("qqqq", "its parameters")],

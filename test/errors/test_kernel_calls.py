@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of kernels that do not fit, functions that are no kernels, and names that stand for something else."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +51,13 @@ def one_name_for_a_grid():
             A[block * 2] = 1  # here
 
 
+def one_name_of_two():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(2, 2) as bx:
+            A[bx[0] + by] = 1  # noqa: F821  # here
+
+
 def garbage():
     @torch_tile.jit(strict=True)
     def kernel(A):
@@ -91,6 +99,7 @@ CASES = {
     nested: ("kernel_in_kernel", "other(A)"),
     assigned_type: ("type_as_tensor", 'A = T.Tensor((4,), "float32")'),
     one_name_for_a_grid: ("tuple_as_index", "block * 2"),
+    one_name_of_two: ("undefined_name", "by"),
     added_to_garbage: ("only_updated", "B[i]"),
     garbage: ("unwritten_result", 'T.empty((4,), "float32")'),
 }
@@ -114,6 +123,47 @@ def test_refused_call(case):
         case()
     assert isinstance(caught.value, TypeError) and caught.value.code == CALLS[case][0]
     assert CALLS[case][1] in caught.value.diagnostics[0].fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (torch.nn.Linear(4, 4), "got Linear: give B.weight.detach()"),
+        ([[1.0]], "got list: give torch.tensor(B)"),
+        (np.ones((4, 4)), "got a numpy.ndarray: give torch.from_numpy(B)"),
+        (3, "got int: give torch.tensor(B)"),
+        ("B", "got str"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_later_argument_is_no_tensor(wrong, text):
+    """The sizes that only it has stay unknown."""
+
+    @torch_tile.jit
+    def rows(A, B):
+        M, N = T.const("M, N")
+        A: T.Tensor((M,), "float32")
+        B: T.Tensor((M, N), "float32")
+        with T.Kernel(1, threads=32) as _:
+            A[0] = B[0, N - 1]
+
+    with pytest.raises(torch_tile.LaunchError) as caught:
+        rows(torch.zeros(4), wrong)
+    assert f"argument `B` must be a tensor, {text}" in str(caught.value)
+
+
+def test_truth_is_no_position():
+    @torch_tile.jit(out_idx=True)
+    def make():
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                B[0] = A[0]
+
+        return kernel
+
+    with pytest.raises(TileError, match="argument `out_idx` is True"):
+        make()
 
 
 def test_a_result_that_nothing_writes_is_warned_of():

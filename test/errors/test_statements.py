@@ -368,12 +368,18 @@ def test_loops_of_no_iteration_are_warned_of():
         for k in T.Pipelined(4, 3):
             C[k] = A[k]
 
+    def no_tiles(A, C):
+        for k in T.Pipelined(3, 3):  # the extent, and the width of a tile
+            C[k] = A[k]
+
     def empty(A, C):
         for k in T.serial(3, 3):
             C[k] = A[k]
 
     with pytest.warns(UserWarning, match=r"T.Pipelined has no iteration at .*num_stages=3"):
         kernel_of(exchanged)
+    with pytest.warns(UserWarning, match=r"T.Pipelined has no iteration at .*num_stages=3"):
+        kernel_of(no_tiles)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel_of(empty)

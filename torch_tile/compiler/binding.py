@@ -144,6 +144,8 @@ def not_a_tensor(name: str, value: object) -> str:
         return f"{text}: give torch.from_numpy({name}), which shares its memory"
     if kind in (list, tuple, int, float):
         return f"{text}: give torch.tensor({name}) of the kernel's dtype"
+    if hasattr(value, "weight"):
+        return f"{text}: give {name}.weight.detach()"
     return text
 
 

@@ -154,10 +154,13 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
     try:
         bound = signature.bind(*args, **named)
     except TypeError as problem:
-        own = (p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        own = [p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         known = [p.name for p in own if p.name not in ("self", "cls") and not p.name.startswith("_")]
         unknown = next((name for name in named if name not in known), "")
         why = f"got an unexpected keyword argument '{unknown}'" if unknown else str(problem)
+        if "too many positional" in why:
+            named_only = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
+            why += f"; give {named_only[0]} and what follows by name" if named_only else ""
         unbound = TypeError(f"{owner}() {why}{instead_of(unknown, known)}; its parameters are {', '.join(known)}")
         try:
             bound = signature.bind_partial(*args, **named)
@@ -176,6 +179,10 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
             elif near := _misplaced(function, name, args):
                 wanted += near
+            elif wanted.startswith("a text") and callable(value):
+                wanted += f": its name, as {getattr(value, '__name__', type(value).__name__).lower()!r}"
+            elif "None" in wanted and isinstance(value, tuple) and all(hasattr(n, "__index__") for n in value):
+                wanted += ": leave it out, sizes are read from the tensors"
             elif wanted.startswith(("a tensor", "a function")):
                 wanted += _remedy(name, value, wanted)
             return TypeError(f"{owner}: {name} is {shown(value)}; expected {wanted}")

@@ -240,8 +240,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
     "swapped_indices": (
-        "indices of `{buffer}` reach {last} in a tensor of sizes {sizes}: reads behind the end give 0",
-        "they fit in the other order: swap the indices of dimensions {a} and {b}",
+        "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
     ),
     "block_race": (
         "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",

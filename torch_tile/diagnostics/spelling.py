@@ -29,6 +29,7 @@ _ABSENT = {
     "slot_mapping": "leave it out: slots follow from block_table and seq_lens",
     "Config": "write each configuration as a dict: configs=[{'block_M': 64}]",
     "heuristics": "compute it from the sizes in the kernel function: Python's values are constants",
+    "set_cache_dir": "set the environment variable TORCH_TILE_CACHE_DIR before the import",
     "clear_cache": "remove the folder of TORCH_TILE_CACHE_DIR, else ~/.cache/torch_tile",
     "is_available": "kernels run on any CPU; torch.cuda.is_available() tells of GPUs",
     "inplace": "leave it out: results are new tensors",
@@ -68,7 +69,8 @@ def instead_of(keyword: str, known: Iterable[str]) -> str:
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
-    fix = f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known)
+    near = nearest(name, known, 0.66)
+    fix = f"; {_ABSENT[name]}" if name in _ABSENT else f"; did you mean {near}?" if near else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{fix}")
 
 

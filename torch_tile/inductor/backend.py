@@ -56,7 +56,33 @@ def tile(
         workers.warm()
     artifacts.record_kernels()
     with waiting("compiling a graph"), compiling_with(example_inputs):
-        return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
+        compiled = compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
+    negated = any(isinstance(x, torch.Tensor) and x.is_neg() for x in example_inputs)  # Dynamo guards this
+    return _taking_negated_views(compiled) if negated else compiled
+
+
+def _taking_negated_views(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a graph with copies of arguments whose memory holds the negatives of their numbers: Inductor reads memory.
+
+    What the graph writes into a copy goes to the argument.
+    """
+
+    def call(*args: Any) -> Any:
+        copies = [_negated(x) if isinstance(x, torch.Tensor) and x.is_neg() else x for x in args]
+        versions = [x._version if x is not arg else None for x, arg in zip(copies, args, strict=True)]
+        results = compiled(*copies)
+        for x, arg, version in zip(copies, args, versions, strict=True):
+            if version is not None and x._version != version:
+                arg.copy_(x)
+        return results
+
+    return call
+
+
+def _negated(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a negated view with its strides; all memory between its elements is copied."""
+    span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1 if x.numel() else 0
+    return torch._neg_view(x).as_strided((span,), (1,)).neg().as_strided(x.shape, x.stride())
 
 
 tile.captures_scans = True  # type: ignore[attr-defined]  # integrations/scans.py asks for it

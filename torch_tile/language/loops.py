@@ -201,7 +201,8 @@ def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields:
         start, stop = 0, start
     if not is_number(step) or not isinstance(to_number(step), int) or step == 0:
         raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give an integer other than 0")
-    if is_number(start) and is_number(stop) and int(step) == 1 and to_number(stop) < to_number(start):
+    least = 1 if kind is LoopKind.PIPELINED and is_number(start) and to_number(start) else 0  # tails may be empty
+    if is_number(start) and is_number(stop) and int(step) == 1 and to_number(stop) < to_number(start) + least:
         _warn_of_no_iteration(what, start, stop)
     return Loop(kind, (index_bound(start, what),), (index_bound(stop, what),), int(step), **fields)
 

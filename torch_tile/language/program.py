@@ -561,7 +561,9 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
     unknown = [symbol.name for symbol in learner.symbols if symbol.name not in learner.values]
     if unknown and (none := next((n for n in learner.params if call.arguments[n] is None), None)) is not None:
         raise LaunchError(not_a_tensor(none, None))
-    if unknown and ABSENT in call.arguments.values():
+    if unknown:
+        learner.refuse_other_kinds()
+    if unknown and any(value is ABSENT for value in call.arguments.values()):
         raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
     if unknown and waiting:
         raise unsolved(waiting, sizes)
@@ -681,3 +683,11 @@ class _Run:
             if symbol in sizes:
                 self.values.setdefault(symbol.name, int(sizes[symbol]))
         return waiting, sizes
+
+    def refuse_other_kinds(self) -> None:
+        """Raise for an argument of which the kernel would learn sizes, and which is no tensor."""
+        for note in declarations(self.call.function):
+            name = note.target.id if isinstance(note.target, ast.Name) else ""
+            value = self.call.arguments.get(name)
+            if value is not None and name not in self.wanted and "Tensor" in ast.unparse(note.annotation):
+                raise LaunchError(not_a_tensor(name, value))

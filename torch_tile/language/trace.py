@@ -220,6 +220,8 @@ def tracing() -> Iterator[Tracer]:
         span = _span_of(problem)
         items = re.search(rf" as (\w+(?:, \w+)*, {name}\b[\w, ]*):", span.source() if span else "")
         fix = f"write `as ({items[1]}):`: Python reads several `with` items here" if items else ""
+        if not fix and re.fullmatch(r"b[xyz]|pid_?\w*|block_?[xyz]", name):
+            fix = "name all indices of the grid's blocks: `with T.Kernel(m, n) as (bx, by):`"
         raise error("undefined_name", span, notes if is_later else (), name=name, fix=fix) from problem
     except Exception as problem:
         if is_of_python(problem) and (told := _explained(problem)) is not None:

@@ -86,6 +86,11 @@ def linear_cross_entropy_loss(
         A scalar, or target's shape for "none", in float32 (float64 for float64).
     """
     check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)
+    if not linear_weight.is_floating_point():
+        order = "input, linear_weight and target come in this order"
+        raise TypeError(
+            f"linear_cross_entropy: linear_weight has dtype {linear_weight.dtype}; expected floats: {order}"
+        )
     _check("linear_cross_entropy", target, reduction)
     given = input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, z_loss, softcap
     wants = [x is not None and x.requires_grad for x in (input, linear_weight, linear_bias)]

@@ -39,6 +39,28 @@ def test_tiles(sizes) -> None:
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+def test_written_elements_and_whole_rows(swapped) -> None:
+    @T.prim_func
+    def rows(X: T.Tensor((12, 70), "float32"), Y: T.Tensor((12, 70), "float32")):
+        with T.Kernel(12, threads=32) as bx:
+            x = T.alloc_fragment((70,), "float32")
+            if swapped:
+                T.copy(X[0, bx], x)
+            else:
+                T.copy(X[bx, 0], x)
+            for j in T.Parallel(70):
+                if swapped:
+                    Y[j, bx] = x[j]
+                else:
+                    Y[bx, j] = x[j]
+
+    found = [each.render() for each in swapped_indices(rows.program)]
+    assert len(found) == 2 * swapped
+    if swapped:
+        assert "`X` reach (0, 11)" in found[0] and "`Y` reach (69, 11)" in found[1]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
 def test_elements(swapped) -> None:
     @T.prim_func
     def rows(X: T.Tensor((12, 70), "float32"), Y: T.Tensor((12, 70), "float32")):
@@ -68,7 +90,21 @@ def one_index(X, i, s):
     T.copy(X[i * 8, i * 8], s)
 
 
-@pytest.mark.parametrize("read", [overshoot, guarded, one_index], ids=["overshoot", "guarded", "one_index"])
+@T.macro
+def halo(X, i, s):
+    T.copy(X[i * 7, 17], s)
+
+
+@T.macro
+def unknown(X, i, s):
+    if X[0, 0] > 0:
+        T.copy(X[T.cast(X[0, 1], "int32"), i * 8], s)
+
+
+READS = {"overshoot": overshoot, "guarded": guarded, "one_index": one_index, "halo": halo, "unknown": unknown}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_others(read) -> None:
     @T.prim_func
     def kernel(X: T.Tensor((70, 24), "float32"), Y: T.Tensor((10, 8, 8), "float32")):

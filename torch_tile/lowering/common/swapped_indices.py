@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find reads whose indices stand in the wrong order, as `B[column, row]`. Reads outside give 0, so nothing else tells.
+"""Find accesses whose indices stand in the wrong order, as `B[column, row]`: outside, reads give 0 and writes are lost.
 
-Only reads of tensors of known sizes count, where both hold: some indices lie wholly behind the end, and two indices
-that change places reach both ends exactly, within the last tile.
+Only tensors of known sizes count, where two indices that change places reach both ends with their last tile. As
+written, some index begins behind the end; or some tile leaves the tensor, and after the change none does.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,56 +16,60 @@ from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Expr, Load, is_zero
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.stmt import Kernel, Program, Stmt
+from torch_tile.ir.stmt import Kernel, Program, Stmt, Store
 from torch_tile.lowering.common.written_boxes import ONE, InOrder
 from torch_tile.tileop import RegisteredOp
 
 
 def swapped_indices(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for the first read of each tensor whose indices fit in another order alone."""
+    """Return a diagnostic for the first access to each tensor whose indices fit in another order alone."""
     found: list[Diagnostic] = []
     for kernel in program.kernels:
         if not any(is_zero(extent) for extent in kernel.grid):
-            found += _Reads(kernel).found
+            found += _Accesses(kernel).found
     return found
 
 
-class _Reads(InOrder):
-    """Visit a kernel's reads of tensors, each with what is known of its indices."""
+class _Accesses(InOrder):
+    """Visit a kernel's accesses to tensors, each with what is known of its indices."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._told: IdSet[Buffer] = IdSet()
         super().__init__(kernel)
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        """Look at what a tile op reads."""
-        for region in op.accesses()[0]:
-            self._read(op, region.buffer, region.starts, region.extents)
+        """Look at what a tile op reads and writes."""
+        for region in (*op.accesses()[0], *op.accesses()[1]):
+            self._access(op, region.buffer, region.starts, region.extents)
         return self.children(op)
 
     def visit_Load(self, load: Load) -> Any:
         """Look at the read of an element."""
-        self._read(load, load.buffer, load.indices, [ONE] * len(load.indices))
+        self._access(load, load.buffer, load.indices, [ONE] * len(load.indices))
         return self.children(load)
 
-    def _read(self, node: Any, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
-        """Report a read whose indices fit swapped alone."""
-        sizes = buffer.static_shape
-        if (
-            buffer.scope != "global"
-            or sizes is None
-            or len(sizes) < 2
-            or not all(isinstance(n, Const) for n in extents)
-        ):
+    def visit_Store(self, store: Store) -> Stmt:
+        """Look at the write of an element."""
+        self._access(store, store.buffer, store.indices, [ONE] * len(store.indices))
+        return self.children(store)
+
+    def _access(self, node: Any, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
+        """Report an access whose indices fit swapped alone."""
+        sizes, wide = buffer.static_shape, [int(n.value) for n in extents if isinstance(n, Const)]
+        if buffer.scope != "global" or sizes is None or not 1 < len(sizes) == len(wide):
             return
         last = [self.outer.ranges.interval(start).high for start in starts]
-        wide = [int(n.value) for n in extents if isinstance(n, Const)]
-        if all(at < size for at, size in zip(last, sizes, strict=True)) or buffer in self._told:
+        if math.inf in last:
             return
+        if buffer in self._told or all(at + n <= size for at, n, size in zip(last, wide, sizes, strict=True)):
+            return
+        is_behind = any(at >= size for at, size in zip(last, sizes, strict=True))
         for a, b in itertools.combinations(range(len(sizes)), 2):
             ends = (last[b], wide[a], sizes[a]), (last[a], wide[b], sizes[b])  # with these indices swapped
-            if all(at < size <= at + width for at, width, size in ends):
+            if all((at < size if is_behind else at + n == size) and at + n >= size for at, n, size in ends):
                 self._told.add(buffer)
-                what = {"buffer": buffer.name, "sizes": tuple(sizes), "last": tuple(map(int, last)), "a": a, "b": b}
-                self.found.append(diagnose("swapped_indices", node.span, **what))
+                reach, name = tuple(map(int, last)), buffer.name
+                self.found.append(
+                    diagnose("swapped_indices", node.span, buffer=name, sizes=tuple(sizes), last=reach, a=a, b=b)
+                )
                 return

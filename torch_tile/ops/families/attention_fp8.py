@@ -38,7 +38,7 @@ def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     checks.check_size(OP, "k", k, 3, q.shape[3], "q's head dimension")
     for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
         checks.check_size(OP, "v", v, dim, k.shape[dim], what)
-    check_heads(OP, q.shape[1], k.shape[1])
+    check_heads(OP, q.shape[1], k.shape[1], ": heads come second, [B, H, S, D]")
     scales = (("q_scale", args.q_scale, q), ("k_scale", args.k_scale, k), ("v_scale", args.v_scale, v))
     for name, scale, x in scales:
         if scale is not None:

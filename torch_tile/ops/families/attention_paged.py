@@ -45,7 +45,7 @@ def _check(args: PagedArgs[Tensor]) -> None:
     checks.check_size(op, "k_pages", k, 3, q.shape[-1], "q's head dimension")
     for dim, what in enumerate(("k_pages' pages", "k_pages' page size", "k_pages' heads")):
         checks.check_size(op, "v_pages", v, dim, k.shape[dim], what)
-    check_heads(op, q.shape[-2], k.shape[2])
+    check_heads(op, q.shape[-2], k.shape[2], ": heads come last but one, q [B, Sq, H, D], pages [pages, rows, Hkv, D]")
     check_ints(op, "block_tables", args.block_tables, 2, "[B, n]", q)
     check_ints(op, "lengths", args.lengths, 1, "[B]", q)
     batch = args.lengths.shape[0]

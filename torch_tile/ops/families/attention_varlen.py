@@ -87,7 +87,7 @@ def _check(args: VarlenArgs[Tensor]) -> None:
     checks.check_size(op, "k", k, 2, q.shape[2], "q's head dimension")
     for dim, what in enumerate(("k's rows", "k's heads")):
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
-    check_heads(op, q.shape[1], k.shape[1])
+    check_heads(op, q.shape[1], k.shape[1], ": heads come second, [T, H, D]")
     starts = args.cu_seqlens_q
     check_ints(op, "cu_seqlens_q", starts, 1, "[B + 1]", q)
     check_ints(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q)
