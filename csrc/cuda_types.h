@@ -158,17 +158,46 @@ TILE_DEVICE void narrow_pair(bf16* p, float a, float b) {
 TILE_DEVICE void narrow_pair(e4m3* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e4m3(a, b); }
 TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e5m2(a, b); }
 
-// Two products of neighbours at once: p[n] = a[n] * b[n]. A product of two such numbers is exact in a float, so that one
-// rounding gives what `narrow` of it would. Pointers are aligned to both elements together.
-TILE_DEVICE void multiply_pair(f16* p, const f16* a, const f16* b) {
-  asm("mul.rn.f16x2 %0, %1, %2;"
-      : "=r"(*reinterpret_cast<uint32_t*>(p))
-      : "r"(*reinterpret_cast<const uint32_t*>(a)), "r"(*reinterpret_cast<const uint32_t*>(b)));
+// Two numbers of 16 bits in one register, the first in its lower half. An operation rounds each of both once. That is what
+// `narrow` of the float operation gives: floats have the digits for it. Only a product below 2^-126 is then rounded twice.
+template <class T> TILE_DEVICE uint32_t pair_of(T a, T b) { return a.bits | uint32_t(b.bits) << 16; }
+template <class T> TILE_DEVICE uint32_t pair_of(T x) { return x.bits * 0x10001u; }
+template <class T> TILE_DEVICE uint32_t pair_at(const T* p) { return *reinterpret_cast<const uint32_t*>(p); }  // of p[0], p[1]
+template <class T> TILE_DEVICE void store_pair(T* p, uint32_t pair) { *reinterpret_cast<uint32_t*>(p) = pair; }
+
+template <class T> TILE_DEVICE uint32_t pair_narrowed(float a, float b) {
+  uint32_t y;
+  narrow_pair(reinterpret_cast<T*>(&y), a, b);
+  return y;
 }
-TILE_DEVICE void multiply_pair(bf16* p, const bf16* a, const bf16* b) {  // plus -0, which keeps the sign of a zero
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-      : "=r"(*reinterpret_cast<uint32_t*>(p))
-      : "r"(*reinterpret_cast<const uint32_t*>(a)), "r"(*reinterpret_cast<const uint32_t*>(b)), "r"(0x80008000u));
+
+template <class T> TILE_DEVICE uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t y;
+  if constexpr (same<T, f16>) asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
+// Plus -0, which keeps the sign of a zero. sm_80 has no other operation on pairs of bf16.
+template <class T> TILE_DEVICE uint32_t pair_product(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (same<T, f16>) asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else y = pair_fma<T>(a, b, 0x80008000u);
+  return y;
+}
+
+template <class T> TILE_DEVICE uint32_t pair_sum(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (same<T, f16>) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else y = pair_fma<T>(a, 0x3f803f80u, b);
+  return y;
+}
+
+template <class T> TILE_DEVICE uint32_t pair_difference(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (same<T, f16>) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else y = pair_fma<T>(b, 0xbf80bf80u, a);
+  return y;
 }
 
 // p[0] and p[1] become elements i and j of a local array of a multiple of four: one conversion for both, and one byte

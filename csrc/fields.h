@@ -23,22 +23,6 @@ template <class... Bits> TILE_DEVICE float table_nibble(uint32_t word, int byte,
   return __int_as_float(code & 8 ? two[1] : two[0]);
 }
 
-template <class T> TILE_DEVICE uint32_t pair_of(T x) { return x.bits * 0x10001u; }
-
-template <class T> TILE_DEVICE uint32_t pair_sum(uint32_t a, uint32_t b) {
-  uint32_t y;
-  if constexpr (same<T, f16>) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3f803f80), "r"(b));
-  return y;
-}
-
-template <class T> TILE_DEVICE uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t y;
-  if constexpr (same<T, f16>) asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
-  else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
-  return y;
-}
-
 TILE_DEVICE uint32_t masked_with(uint32_t x, uint32_t mask, uint32_t with) {  // of two constants: else two instructions
   uint32_t y;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(with));  // (a & b) | c
@@ -110,7 +94,5 @@ template <class T> TILE_DEVICE uint32_t pair_times(Floats pair, float x) {
 template <class T> TILE_DEVICE uint32_t pair_times(uint32_t pair, float x) {
   return pair_times<T>(Floats{widen(T{uint16_t(pair)}), widen(T{uint16_t(pair >> 16)})}, x);
 }
-
-template <class T> TILE_DEVICE void store_pair(T* p, uint32_t pair) { *reinterpret_cast<uint32_t*>(p) = pair; }
 
 }  // namespace tile

@@ -121,3 +121,54 @@ def test_results_are_allocated_and_returned():
 def test_only_cuda_kernels_have_such_text():
     with pytest.raises(LaunchError, match="no CUDA text"):
         emulate(torch_tile.compile(reversed_rows, target="cpu"), torch.randn(8, 64), torch.empty(8, 64))
+
+
+def in_pairs(dtype, n):
+    """A kernel whose operations on 16-bit floats take neighbours together: in place, by one for both, behind casts."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, n), dtype), S: T.Tensor((64, n // 8), dtype), C: T.Tensor((64, n), dtype),
+        F: T.Tensor((64, n), "float32"), O: T.Tensor((64, n), dtype), P: T.Tensor((64, n), dtype),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            a, c, o = (T.alloc_fragment((64, n), dtype) for _ in range(3))
+            f, s = T.alloc_fragment((64, n), "float32"), T.alloc_shared((64, n // 8), dtype)
+            for tensor, tile in ((A, a), (C, c), (F, f), (S, s)):
+                T.copy(tensor, tile)
+            for i, j in T.Parallel(64, n):
+                o[i, j] = a[i, j] * s[i, j // 8] + c[i, j]
+            for i, j in T.Parallel(64, n):
+                a[i, j] = a[i, j] * (T.cast(f[i, j], dtype) - 1.5)
+            T.copy(o, O)
+            T.copy(a, P)
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pairs_have_the_bits_of_single_operations(dtype, target, seed):
+    n, kind = 64, getattr(torch, dtype)
+    kernel = torch_tile.compile(in_pairs(dtype, n), target=target)
+    text = kernel.get_kernel_source()
+    assert all(f"pair_{name}<" in text for name in ("product", "sum", "difference", "narrowed"))
+    special = torch.tensor([0x0000, 0x8000, 1, 0x8001, 0x007F, 0x0080, 0x7F7F, 0x7F80, 0xFF80, 0x7BFF, 0x7C00, 0x3F80])
+    a, s, c = (
+        torch.where(
+            torch.rand(64, width) < 0.3, special[torch.randint(12, (64, width))], torch.randint(1 << 16, (64, width))
+        )
+        .to(torch.int16)
+        .view(kind)
+        for width in (n, n // 8, n)
+    )
+    f = a.float().roll(1) * 1.001
+    found = [torch.zeros(64, n, dtype=kind) for _ in range(6)]
+    emulate(kernel, a, s, c, f, *found[:2])
+    kernel.interpret(a, s, c, f, *found[2:4])
+    torch_tile.compile(in_pairs(dtype, n), target="cpu")(a, s, c, f, *found[4:])
+    for out in (found[2:4], found[4:]):
+        for x, y in zip(found[:2], out, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(x.signbit() | x.isnan(), y.signbit() | y.isnan())
+    assert found[0].isfinite().any() and found[0].isnan().any()

@@ -37,9 +37,19 @@ inline float infinity() { return kInfinity; }
 inline float nan() { return bits_float(0x7fffffffu); }
 template <class T> inline float widen(const T* p, int i) { return widen(p[i]); }
 template <class T> inline void narrow_pair(T* p, float a, float b) { p[0] = narrow<T>(a), p[1] = narrow<T>(b); }
-template <class T> inline void multiply_pair(T* p, const T* a, const T* b) {
-  narrow_pair(p, widen(a[0]) * widen(b[0]), widen(a[1]) * widen(b[1]));
-}
+template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
+template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
+template <class T> inline void store_pair(T* p, uint32_t pair) { memcpy(p, &pair, 4); }
+template <class T> inline uint32_t pair_at(const T* p) { return pair_of(p[0], p[1]); }
+template <class T> inline uint32_t pair_narrowed(float a, float b) { return pair_of(narrow<T>(a), narrow<T>(b)); }
+#define TILE_PAIR(name, op)                                                                                                \
+  template <class T> inline uint32_t name(uint32_t a, uint32_t b) {                                                        \
+    return pair_narrowed<T>(widen(part_of<T>(a, 0)) op widen(part_of<T>(b, 0)), widen(part_of<T>(a, 1)) op widen(part_of<T>(b, 1))); \
+  }
+TILE_PAIR(pair_product, *)
+TILE_PAIR(pair_sum, +)
+TILE_PAIR(pair_difference, -)
+#undef TILE_PAIR
 inline void widen_pair(f16* p, const e4m3* from, int i, int j) { narrow_pair(p, widen(from[i]), widen(from[j])); }
 inline float float_from_bits(uint32_t bits, uint32_t mask, uint32_t flip) { return bits_float((bits & mask) ^ flip); }
 
@@ -383,8 +393,6 @@ template <class T> using Pair = typename PairOf<T>::type;
 template <class T> inline Pair<T> pair_at(const T* table, uint32_t word, int byte, int lane) {
   return *reinterpret_cast<const Pair<T>*>(table + table_place(word, byte, lane, 0, 64 / sizeof(T)));
 }
-template <class T> inline uint32_t pair_of(T low, T high) { return low.bits | uint32_t(high.bits) << 16; }
-template <class T> inline T part_of(uint32_t pair, int part) { return T{uint16_t(pair >> 16 * part)}; }
 template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {
   const float lower = nibble(word, byte, 0) - surplus, upper = nibble(word, byte, 1) - surplus;
   return pair_of(narrow<T>(upper_first ? upper : lower), narrow<T>(upper_first ? lower : upper));
@@ -410,7 +418,6 @@ template <class T> inline uint32_t pair_times(Floats pair, float x) {
 template <class T> inline uint32_t pair_times(uint32_t pair, float x) {
   return pair_times<T>(Floats{widen(T{uint16_t(pair)}), widen(T{uint16_t(pair >> 16)})}, x);
 }
-template <class T> inline void store_pair(T* p, uint32_t pair) { memcpy(p, &pair, 4); }
 
 // ---- cuda_atomic.h ---------------------------------------------------------------------------------------------------------
 

@@ -239,24 +239,34 @@ def test_pairs_of_float8_become_float16_at_once():
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_products_of_neighbours_are_one_instruction(kind):
+def test_operations_on_neighbours_are_one_instruction(kind):
     a, b, c = (tensor(name, (8,), kind, "local") for name in "abc")
     wide, y = tensor("wide", (8,), "float32", "local"), tensor("y", (128, 8), kind)
-
-    def product(x, place):
-        return loop(8, lambda i: put(c, i, cast(load(a, i) * load(x, place(i)), kind)))
-
+    values = [
+        lambda i: load(a, i) * load(b, i),
+        lambda i: load(a, i) * load(b, 7 - i) + load(c, i),  # the other way round; in place
+        lambda i: load(b, i // 2) - load(a, i),  # one for both
+        lambda i: cast(load(wide, i), kind) * const(2.0, c.dtype),
+        lambda i: load(a, i) * load(wide, i),  # a product of floats
+        lambda i: load(a, i) / load(b, i),
+        lambda i: load(c, i ^ 1) + load(a, i),  # overwrites what the next value reads
+        lambda i: cast(load(a, i), "float32") + cast(load(b, i), "float32"),  # a sum of floats
+    ]
     source = program([y], kernel(
         Alloc(a), Alloc(b), Alloc(c), Alloc(wide),
-        product(b, lambda i: i),
-        product(b, lambda i: 7 - i),  # the other way round
-        product(b, lambda i: i // 2),  # one for both
-        product(wide, lambda i: i),  # a product of floats
+        *(loop(8, lambda i, value=value: put(c, i, cast(value(i), kind))) for value in values),
         memory.vector_copy(at(y, t, 0), at(c, 0), 16),
     ))  # fmt: skip
-    lines = [line.strip() for line in body(source).splitlines() if "pair" in line]
-    assert lines[0] == "tile::multiply_pair(&c[i], &a[i], &b[i]);"
-    assert len(lines) == 4 and all(line.startswith("tile::narrow_pair(&c[i], ") for line in lines[1:])
+    lines = [line.strip().replace("tile::", "") for line in body(source).splitlines() if "c[i]" in line]
+    short = {"float16": "f16", "bfloat16": "bf16"}[kind]
+    assert_expected_inline("\n".join(lines[:4]).replace(f"<{short}>", "") + "\n", """\
+store_pair(&c[i], pair_product(pair_at(&a[i]), pair_at(&b[i])));
+store_pair(&c[i], pair_sum(pair_product(pair_at(&a[i]), pair_of(b[7 - i], b[7 - (i + 1)])), pair_at(&c[i])));
+store_pair(&c[i], pair_difference(pair_of(b[i / 2], b[(i + 1) / 2]), pair_at(&a[i])));
+store_pair(&c[i], pair_product(pair_narrowed(wide[i], wide[i + 1]), 0x40004000u));
+""")  # fmt: skip
+    starts = ("narrow_pair", "narrow_pair", "c[i] = narrow", "narrow_pair")
+    assert len(lines) == 8 and all(line.startswith(start) for line, start in zip(lines[4:], starts, strict=True))
     compiles(source)
 
 

@@ -50,13 +50,16 @@ extern "C" __global__ void pairs(const float* in, tile::{kind}* out, float* same
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_pairs_of_products_compile(kind):
+def test_operations_on_pairs_compile(kind):
     compile_everywhere(f"""
 #include "cuda_types.h"
 extern "C" __global__ void pairs(const tile::{kind}* in, tile::{kind}* out) {{
   alignas(16) tile::{kind} a[2], b[2], c[2];
   for (int i = 0; i < 2; ++i) a[i] = in[i], b[i] = in[2 + i];
-  tile::multiply_pair(c, a, b);
+  using T = tile::{kind};
+  const unsigned x = tile::pair_at(a), y = tile::pair_of(b[0], b[1]);
+  const unsigned z = tile::pair_sum<T>(tile::pair_product<T>(x, y), tile::pair_narrowed<T>(1.5f, 2.5f));
+  tile::store_pair(c, tile::pair_difference<T>(z, y));
   for (int i = 0; i < 2; ++i) out[i] = c[i];
 }}
 """)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.compat.tvm import tirx
 from torch_tile.diagnostics.errors import TileError
@@ -223,6 +224,53 @@ def text_for_a_lane():
     kernel_of(lambda x, A: T.shfl_xor(x, "1"))  # here
 
 
+def element_that_is_none():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A[1] = 1.0 if A[2] is None else A[0]  # here
+
+
+def sum_that_is_not_none():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            x = A[0] + 1 is not None  # here
+            A[1] = x
+
+
+def deleted_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((4,), "float32")
+            T.copy(A, tile)
+            del tile  # here
+
+
+def deleted_element():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            del A[0]  # here
+
+
+def number_in_a_text():
+    kernel_of(lambda x, A: float(str(x)))  # here
+
+
+def integer_in_a_text():
+    kernel_of(lambda x, A: int(f"{x}"))  # here
+
+
+def infinity_of_a_number():
+    kernel_of(lambda x, A: T.infinity(3))  # here
+
+
+def limit_of_a_value():
+    kernel_of(lambda x, A: T.max_value(x))  # here
+
+
 def too_much_for_a_macro():
     kernel_of(lambda x, A: endless(A, x))  # here
 
@@ -232,6 +280,14 @@ def layout_of_too_few_indices():
 
 
 CASES = {
+    element_that_is_none: ("python_value", "A[2] is None"),
+    sum_that_is_not_none: ("python_value", "A[0] + 1 is not None"),
+    deleted_tile: ("python_value", "del tile"),
+    deleted_element: ("python_value", "del A[0]"),
+    number_in_a_text: ("python_value", "float(str(x))"),
+    integer_in_a_text: ("python_value", 'int(f"{x}")'),
+    infinity_of_a_number: ("bad_argument", "T.infinity(3)"),
+    limit_of_a_value: ("bad_argument", "T.max_value(x)"),
     too_much_for_a_macro: ("bad_kernel_call", "endless(A, x)"),
     layout_of_too_few_indices: ("bad_call", "T.Layout((4, 4), lambda i: i)"),
     shape_called: ("python_value", "A.shape(0)"),
@@ -295,6 +351,20 @@ def test_refused(case, refused):
     problem = refused(case, *CASES[case])
     assert FIXES.get(case, "") in problem.diagnostics[0].fix
     assert "Load" not in str(problem) and "Handle" not in str(problem)  # classes of the compiler
+
+
+def test_what_may_be_none_is_asked_and_objects_of_python_are_deleted():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            bias, values = None, [A[2], None]
+            if bias is None and A is not None and values[1] is None and values[0] is not None:
+                A[1] = values[0] + 1.0
+            del values[1], bias
+
+    a = torch.arange(4.0)
+    torch_tile.compile(kernel, target="cpu")(a)
+    assert a.tolist() == [0, 3, 2, 3]
 
 
 def test_names_that_are_missing_can_be_asked_for():

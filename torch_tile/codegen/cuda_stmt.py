@@ -17,9 +17,11 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.bits import reinterpret
 from torch_tile.ir.bounds import Interval, range_of
+from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Var, const
-from torch_tile.ir.node import contains, find
+from torch_tile.ir.node import contains, equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -127,7 +129,7 @@ class CudaStatements(Statements):
         self.names.release(var)
 
     def pair(self, store: Store, second: Expr, loop: For) -> None:
-        """Print two neighbours narrowed or multiplied by one instruction, or already widened together."""
+        """Print two neighbours narrowed or computed by one instruction, or already widened together."""
         where, var = self.text.element(store.buffer, store.indices), loop.vars[0]
 
         def order(a: Expr, b: Expr) -> bool | None:
@@ -143,10 +145,11 @@ class CudaStatements(Statements):
             places = ", ".join(self.text.index(x.indices[0]) for x in found)
             self.line(f"tile::widen_pair(&{where}, {self.names.of(found[0].buffer)}, {places});", store.span)
             return
-        if (loads := _product_pair(store, second, var)) is not None:
-            factors = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in loads)
-            self.line(f"tile::multiply_pair(&{where}, {factors});", store.span)
-            return
+        if store.buffer.dtype in (dt.float16, dt.bfloat16):
+            word = _Lanes(store.buffer.dtype, var, self.text).operation(store.value, second)
+            if word is not None:
+                self.line(f"tile::store_pair(&{where}, {word});", store.span)
+                return
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
 
@@ -251,7 +254,8 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
         return None
     index, value = store.indices[0], store.value
     moved = text.unchanged(value) is not None and not is_entry(value)
-    if moved or any(n.buffer is store.buffer for n in find(value, Load)):
+    own = (n for n in find(value, Load) if n.buffer is store.buffer)  # both are read before both are written
+    if moved or not all(equal(simplify(n.indices[0]), simplify(index)) for n in own):
         return None
     step = Substitute({var: Binary("+", var, const(1, var.type))})
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):
@@ -272,29 +276,50 @@ def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
     return (low, high) if size is not None and len(size) == 1 and size[0] % 4 == 0 else None
 
 
-def _product_pair(store: Store, second: Expr, var: Var) -> tuple[Load, Load] | None:
-    """Return the first factors of two products, if factors are neighbours in local arrays of the result's own dtype.
+_OPERATIONS = {"*": "pair_product", "+": "pair_sum", "-": "pair_difference"}
 
-    None if one is not. The products of 16-bit floats alone have an instruction for both.
+
+class _Lanes:
+    """Write two values of a 16-bit float type, each operation rounded, as one register: an operation takes both.
+
+    The first value has the even place `var` of a loop.
     """
-    kind = store.buffer.dtype
-    if kind not in (dt.float16, dt.bfloat16):
-        return None
-    products = [x.a if isinstance(x, Cast) and x.a.dtype == kind else x for x in (store.value, second)]
-    pairs = [(x.a, x.b) for x in products if isinstance(x, Binary) and x.op == "*" and x.dtype == kind]
-    if len(pairs) != 2:
-        return None
-    factors = []
-    for low, high in zip(*pairs, strict=True):
-        if not (isinstance(low, Load) and isinstance(high, Load)) or low.buffer is not high.buffer:
+
+    def __init__(self, to: DType, var: Var, text: CudaText):
+        self.to, self.var, self.text = to, var, text
+
+    def operation(self, low: Expr, high: Expr) -> str | None:
+        """Print the same sum, difference or product of both values; None for others."""
+        low, high = (x.a if isinstance(x, Cast) and x.a.dtype == self.to else x for x in (low, high))
+        if not (isinstance(low, Binary) and isinstance(high, Binary)) or low.op != high.op:
             return None
-        if low.buffer.dtype != kind or low.buffer.scope != "local" or len(low.indices) != 1:
+        if low.op not in _OPERATIONS or any(x.dtype != self.to for x in (low, low.a, low.b, high.a, high.b)):
             return None
-        between = Binary("-", high.indices[0], low.indices[0])
-        if not _is(between, 1) or not _is(Binary("%", low.indices[0], const(2, low.indices[0].dtype)), 0, var):
-            return None
-        factors.append(low)
-    return factors[0], factors[1]
+        operands = f"{self.word(low.a, high.a)}, {self.word(low.b, high.b)}"
+        return f"tile::{_OPERATIONS[low.op]}<{storage(self.to)}>({operands})"
+
+    def word(self, low: Expr, high: Expr) -> str:
+        """Print any two values."""
+        if (found := self.operation(low, high)) is not None:
+            return found
+        if isinstance(low, Const) and equal(low, high):
+            bits = reinterpret(const(dt.rounded(float(low.value), self.to), self.to), dt.uint16)
+            assert isinstance(bits, Const)
+            return f"0x{int(bits.value) * 0x10001:08x}u"
+        if isinstance(low, Load) and isinstance(high, Load) and self.are_neighbours(low, high):
+            return f"tile::pair_at(&{self.text.element(low.buffer, low.indices)})"
+        first, second = self.text.unchanged(low), self.text.unchanged(high)
+        if first is not None and second is not None:
+            return f"tile::pair_of({first}, {second})"
+        first, second = (self.text.unrounded(x, self.to) for x in (low, high))
+        return f"tile::pair_narrowed<{storage(self.to)}>({first}, {second})"
+
+    def are_neighbours(self, low: Load, high: Load) -> bool:
+        """Return whether two elements of a local array lie in one word."""
+        if low.buffer is not high.buffer or low.buffer.scope != "local" or len(low.indices) != 1:
+            return False
+        first, second = low.indices[0], high.indices[0]
+        return _is(Binary("-", second, first), 1) and _is(Binary("%", first, const(2, first.dtype)), 0, self.var)
 
 
 def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:

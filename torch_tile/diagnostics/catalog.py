@@ -200,7 +200,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "out_of_bounds": (
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
-        "indices of on-chip buffers must stay inside {shape}",
+        "give an index inside {shape}; a negative one counts from the end",
     ),
     "leaves_tile": (
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",

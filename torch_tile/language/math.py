@@ -13,6 +13,7 @@ from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.bounds import Interval, Ranges, range_of
+from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
     Call,
     Const,
@@ -476,16 +477,24 @@ def Not(a: Any) -> Any:
     return logical_not(a)
 
 
+def _of_limit(what: str, dtype: Any) -> DType:
+    """Return the dtype whose limit is asked for."""
+    if is_number(dtype) or isinstance(dtype, Expr):
+        fix = f'give a dtype, {what}("float32"), or x.dtype for that of a value'
+        raise error("bad_argument", None, op=what, name="dtype", why=f"is {dtype!r}"[:80], fix=fix)
+    return dtype_of(dtype)
+
+
 def infinity(dtype: Any = "float32") -> Const:
     """Return positive infinity in `dtype`."""
-    return const(python_math.inf, dtype_of(dtype))
+    return const(python_math.inf, _of_limit("T.infinity", dtype))
 
 
 def max_value(dtype: Any) -> Const:
     """Return the greatest finite value of `dtype`."""
-    return greatest(dtype_of(dtype))
+    return greatest(_of_limit("T.max_value", dtype))
 
 
 def min_value(dtype: Any) -> Const:
     """Return the least finite value of `dtype`."""
-    return least(dtype_of(dtype))
+    return least(_of_limit("T.min_value", dtype))

@@ -170,6 +170,9 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
         called = re.match(r"[\w.]+\.(\w+)\(", span.source()[span.column :]) if span else None
         fix = f"write T.{called[1]}(x)" if called else "write T.cast(x, dtype)"
         return error("python_value", span, problem="a dtype of torch converts no value", fix=fix)
+    if (read := re.match(r"(?:could not convert string to|invalid literal for) (\w+)", text)) is not None:
+        what = f"{read[1]}() reads a number from a text; a value of the device has none while the kernel is traced"
+        return error("python_value", span, problem=what, fix="write T.cast(x, dtype) of the value itself")
     words = set(re.findall(r"\w+", text))
     if words.isdisjoint(_CLASSES):
         return error("python_error", span, problem=f"{type(problem).__name__}: {text}")

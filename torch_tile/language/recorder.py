@@ -405,15 +405,32 @@ class Recorder:
         return a() if condition else b()
 
     @staticmethod
-    def chain(ops: tuple[str, ...], *operands: Any) -> Any:
-        """Evaluate a chained comparison, `a < b <= c`."""
+    def chain(ops: tuple[str, ...], of: Any, *operands: Any) -> Any:
+        """Evaluate a chained comparison, `a < b <= c`. If `a` is an element of a name's object, `of` is that object."""
         for op, a, b in zip(ops, operands, operands[1:], strict=False):
+            if (
+                op in ("Is", "IsNot")
+                and b is None
+                and isinstance(a, Expr | Region)
+                and not isinstance(of, list | tuple | dict)
+            ):
+                what = "`is None` asks about objects of Python, and a value of the device is never None"
+                fix = "ask about the parameter, `X is None`; compare values by `==`"
+                raise error("python_value", None, problem=what, fix=fix)
             one = isinstance(a, Expr | Region) and (isinstance(b, Expr | Region) or is_number(b))
             if one and a is not b and op in ("Is", "IsNot"):
                 what = "`is` compares two objects of Python, not what the device computes"
                 raise error("python_value", None, problem=what, fix=f"write `{'==' if op == 'Is' else '!='}`")
         tests = [partial(_COMPARE[op], a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
         return _lazy(tests, "and")
+
+    @staticmethod
+    def delete(value: Any) -> None:
+        """Refuse `del` of a buffer and its elements; Python's own objects may go."""
+        if isinstance(value, Handle):
+            what = f"`del` forgets a name of Python, and the buffer `{value}` belongs to the kernel"
+            fix = "leave the line out: tiles that are needed no longer lend their memory to later tiles"
+            raise error("python_value", None, problem=what, fix=fix)
 
     # -- loops ---------------------------------------------------------------------------------------------------------
     def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[Any]:

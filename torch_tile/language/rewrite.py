@@ -465,15 +465,25 @@ class _Reroute(ast.NodeTransformer):
         return _call("choose", self._condition(node.test), *branches, at=node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        by_object = isinstance(node.ops[0], ast.Is | ast.IsNot) and not _is_none(node.comparators[0])
+        left, to = node.left, node.comparators[0]
+        made = isinstance(left, ast.Subscript | ast.BinOp | ast.UnaryOp)  # by the comparison itself, so never None
+        by_object = isinstance(node.ops[0], ast.Is | ast.IsNot) and (made or not _is_none(to))
         if len(node.ops) == 1 and not by_object:
             self.generic_visit(node)
             if isinstance(node.ops[0], ast.In | ast.NotIn):
                 node.left = _call("member", node.left, at=node.left)
             return node
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
+        of = left.value if isinstance(left, ast.Subscript) and isinstance(left.value, ast.Name) else None
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
-        return _call("chain", ops, *operands, at=node)
+        return _call("chain", ops, of or ast.Constant(None), *operands, at=node)
+
+    def visit_Delete(self, node: ast.Delete) -> Any:
+        """Refuse to delete tiles and elements; Python deletes its own objects."""
+        bases = [x.value if isinstance(x, ast.Subscript) else x for x in node.targets]
+        asked = [ast.Name(x.id, ast.Load()) for x in bases if isinstance(x, ast.Name)]
+        checks = [ast.Expr(_call("delete", ast.copy_location(x, node), at=node)) for x in asked]
+        return [*(ast.copy_location(x, node) for x in checks), self.generic_visit(node)]
 
 
 def _is_none(node: ast.expr) -> bool:

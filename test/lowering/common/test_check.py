@@ -364,3 +364,47 @@ def test_copiers_are_not_added_beyond_the_limit():
     made = build()
     assert specialize_warps(kernel.program, made) is kernel.program
     assert [note.why_not for note in made.remarks] == ["a block has at most 1024 threads, and 1024 of them multiply"]
+
+
+OUTSIDE = {
+    "read": lambda x, s, f, i: x.__setitem__(0, x[i]),
+    "store": lambda x, s, f, i: x.__setitem__(i, 1.0),
+    "atomic": lambda x, s, f, i: T.atomic_add(x[i], 1.0),
+    "copy": lambda x, s, f, i: T.copy(x[i], s[0:2]),
+    "slice": lambda x, s, f, i: T.copy(x[i : i + 2], s[0:2]),
+    "shared": lambda x, s, f, i: x.__setitem__(0, s[i]),
+    "fragment": lambda x, s, f, i: T.copy(f[i], x[0]),
+}
+
+
+@pytest.mark.parametrize("index", [64, 100, -67])
+@pytest.mark.parametrize("access", OUTSIDE)
+def test_literal_indices_outside_of_known_sizes(access, index):
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            s, f = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+            T.copy(x, s)
+            T.copy(x, f)
+            OUTSIDE[access](x, s, f, index)
+
+    assert {code for code, _ in lines(kernel)} == {"out_of_bounds"}
+
+
+@pytest.mark.parametrize("index", [0, 63, -1, -64])
+@pytest.mark.parametrize("access", OUTSIDE)
+def test_literal_indices_inside(access, index, keeps):
+    n = T.dynamic("n")
+    if (access in ("copy", "slice") and index == -1) or (access, index) == ("fragment", 63):
+        pytest.skip("a slice that crosses zero is another error")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32"), y: T.Tensor((n,), "float32"), none: T.Tensor((0,), "float32")):
+        with T.Kernel(1, threads=64):
+            s, f = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+            T.copy(x, s)
+            T.copy(x, f)
+            OUTSIDE[access](x, s, f, index)
+            x[1] = y[100] + T.if_then_else(n > 100, x[0], none[0])  # sizes that are unknown, or 0
+
+    keeps(check_kernel, kernel)

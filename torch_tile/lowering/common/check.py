@@ -36,6 +36,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contents, find
+from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -63,6 +64,7 @@ from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
+ONE = const(1, dt.int32)
 
 
 def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
@@ -413,16 +415,33 @@ class _Check(Rewriter):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
-            if region.buffer.scope != "global" and not r.covers(region.buffer.shape[dim]):
+            if region.buffer.scope == "global":
+                self._somewhere(region.buffer, dim, r.start, r.extent, op)
+            elif not r.covers(region.buffer.shape[dim]):
                 stop = r.start + r.extent
                 self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
 
     def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
-        """Check that an access is within a tile's bounds."""
-        if buffer.scope != "global":
-            for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
-                if not self.ranges.inside(index, size):
-                    self._inside(buffer, dim, (index,), index < size, node)
+        """Check that an access is within a tile's bounds, and does not always miss a tensor."""
+        for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+            if buffer.scope == "global":
+                self._somewhere(buffer, dim, index, ONE, node)
+            elif not self.ranges.inside(index, size):
+                self._inside(buffer, dim, (index,), index < size, node)
+
+    def _somewhere(self, buffer: Buffer, dim: int, start: Expr, extent: Expr, node: Node) -> None:
+        """Report a literal index that lies outside of a tensor's known size; of several in a row, all of them."""
+        size, start, extent = buffer.shape[dim], simplify(start), simplify(extent)
+        if not self.runs or not (isinstance(size, Const) and isinstance(start, Const) and isinstance(extent, Const)):
+            return
+        if size.value > 0 and not (start.value < size.value and start.value + extent.value > 0):
+            text = repr(start) if extent.value == 1 else f"{start!r}:{start.value + extent.value}"
+            shape = describe(buffer.shape)
+            self.found.append(
+                diagnose(
+                    "out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=text, size=repr(size), shape=shape
+                )
+            )
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
         """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""
