@@ -175,6 +175,11 @@ def widen(program: Program) -> Program:
     return _Wide().program(program)
 
 
+def in_memory(param: Buffer) -> Buffer:
+    """Return a parameter of a narrow type as a program that was widened has it; others as they are."""
+    return _Wide().buffer(param)
+
+
 def _uses(node: Node) -> bool:
     """Return whether a node has a narrow type."""
     if isinstance(node, Alloc):
