@@ -202,6 +202,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
         "give an index inside {shape}; a negative one counts from the end",
     ),
+    "outside": (
+        "index {dim} of `{buffer}` is {index}, always outside [0, {size}): reads there give 0, and writes are dropped",
+        "give an index inside; a negative one counts from the end",
+    ),
     "leaves_tile": (
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",

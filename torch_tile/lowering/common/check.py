@@ -78,7 +78,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in (*partly_written(program), *block_races(program), *swapped_indices(program)):
+    for each in (*check.doubtful, *partly_written(program), *block_races(program), *swapped_indices(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
@@ -93,6 +93,7 @@ class _Check(Rewriter):
 
     def __init__(self, known_later: Collection[Var] = ()) -> None:
         self.found: list[Diagnostic] = []
+        self.doubtful: list[Diagnostic] = []  # what is right, and hardly meant
         self.known_later = set(known_later)  # sizes of shared tiles that calls bring
         self.ranges = Ranges()
         self.path = Path()
@@ -430,18 +431,13 @@ class _Check(Rewriter):
                 self._inside(buffer, dim, (index,), index < size, node)
 
     def _somewhere(self, buffer: Buffer, dim: int, start: Expr, extent: Expr, node: Node) -> None:
-        """Report a literal index that lies outside of a tensor's known size; of several in a row, all of them."""
+        """Warn of a literal index that lies outside of a tensor's known size; of several in a row, if all do."""
         size, start, extent = buffer.shape[dim], simplify(start), simplify(extent)
         if not self.runs or not (isinstance(size, Const) and isinstance(start, Const) and isinstance(extent, Const)):
             return
         if size.value > 0 and not (start.value < size.value and start.value + extent.value > 0):
             text = repr(start) if extent.value == 1 else f"{start!r}:{start.value + extent.value}"
-            shape = describe(buffer.shape)
-            self.found.append(
-                diagnose(
-                    "out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=text, size=repr(size), shape=shape
-                )
-            )
+            self.doubtful.append(diagnose("outside", node.span, dim=dim, buffer=buffer.name, index=text, size=size))
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
         """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""
