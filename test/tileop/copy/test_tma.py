@@ -105,6 +105,13 @@ LOADS = [
     Case(tile=(2, 24), part=((0, 2), (0, 24)), layout=row_major((2, 24))),
     Case(tile=(4, 16, 24), part=((4, 4), (16, 16), (0, 24)), tensor=(8, 32, 24), layout=row_major((4, 16, 24))),
     Case(tile=(4, 16, 24), part=((16, 16), (0, 24)), inside=((3, 1),), layout=row_major((4, 16, 24))),
+    Case(tile=(4, 512), part=((4, 4), (0, 512)), tensor=(8, 512), layout=row_major((4, 512))),
+    Case(tile=(4, 512), part=((4, 4), (2, 1), (0, 512)), tensor=(8, 3, 512), layout=row_major((4, 512))),
+    Case(tile=(4, 1, 320), part=((4, 4), (2, 1), (0, 320)), tensor=(8, 3, 320), layout=row_major((4, 1, 320))),
+    Case(
+        tile=(2, 3, 512), part=((0, 2), (1, 1), (0, 3), (1, 1), (0, 512)), tensor=(N, 2, 3, 2, 512),
+        layout=row_major((2, 3, 512)),
+    ),
     Case(tile=(64,), part=((64, 64),), tensor=(256,)),
     Case(tile=(64, 64), tensor=(2, N, 3, 64), part=((1, 1), (64, 64), (2, 1), (0, 64))),
     Case(tile=(64, 128), tensor=(2, 3, ODD, 96), part=((1, 1), (2, 1), (64, 64), (0, 128))),

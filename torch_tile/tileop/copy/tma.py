@@ -393,7 +393,7 @@ def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...
         side = next((n for n in sides if n == extent or n * row % unit == 0), None)
         if side is None:
             return None
-        whole = side == extent == 1
+        whole = whole and side == extent == 1
         box.insert(0, side)
     return tuple(box)
 
