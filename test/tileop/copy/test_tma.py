@@ -105,6 +105,13 @@ LOADS = [
     Case(tile=(2, 24), part=((0, 2), (0, 24)), layout=row_major((2, 24))),
     Case(tile=(4, 16, 24), part=((4, 4), (16, 16), (0, 24)), tensor=(8, 32, 24), layout=row_major((4, 16, 24))),
     Case(tile=(4, 16, 24), part=((16, 16), (0, 24)), inside=((3, 1),), layout=row_major((4, 16, 24))),
+    Case(tile=(4, 512), part=((4, 4), (0, 512)), tensor=(8, 512), layout=row_major((4, 512))),
+    Case(tile=(4, 512), part=((4, 4), (2, 1), (0, 512)), tensor=(8, 3, 512), layout=row_major((4, 512))),
+    Case(tile=(4, 1, 320), part=((4, 4), (2, 1), (0, 320)), tensor=(8, 3, 320), layout=row_major((4, 1, 320))),
+    Case(
+        tile=(2, 3, 512), part=((0, 2), (1, 1), (0, 3), (1, 1), (0, 512)), tensor=(N, 2, 3, 2, 512),
+        layout=row_major((2, 3, 512)),
+    ),
     Case(tile=(64,), part=((64, 64),), tensor=(256,)),
     Case(tile=(64, 64), tensor=(2, N, 3, 64), part=((1, 1), (64, 64), (2, 1), (0, 64))),
     Case(tile=(64, 128), tensor=(2, 3, ODD, 96), part=((1, 1), (2, 1), (64, 64), (0, 128))),
@@ -166,6 +173,48 @@ def test_every_element_goes_to_its_place(on_threads, case: Case, store: bool) ->
         assert done[0][:2] == ("mbarrier_expect", ((op.barrier.buffer, (1,)), total))
         assert all(args[2] == (op.barrier.buffer, (1,)) for _, args, _ in done[1:])
         assert total == len(got) * case.dtype.itemsize
+
+
+def random_case(random: np.random.Generator) -> Case:
+    """Up to three dimensions of a tile, with single indices between them on both sides, and rows of any width."""
+    pick = lambda *of: of[random.integers(len(of))]  # noqa: E731
+    dtype = pick(dt.int8, dt.float16, dt.float32)
+    unit = 16 // dtype.itemsize
+    copied = [pick(1, 2, 3, 8, 16) for _ in range(pick(0, 1, 2))] + [unit * pick(1, 2, 3, 4, 8, 20, 40)]
+
+    def spread(rank: int) -> list[int]:
+        """The places of the copied dimensions among so many."""
+        return [*sorted(random.choice(rank - 1, len(copied) - 1, replace=False).tolist()), rank - 1]
+
+    tensor, part = [pick(2, 5) for _ in range(pick(*range(len(copied), 6)))], []
+    places = dict(zip(spread(len(tensor)), copied, strict=True))
+    for n, size in enumerate(tensor):
+        extent = places.get(n, 1)
+        start = int(random.integers(size)) * (unit if n == len(tensor) - 1 else 1)
+        tensor[n] = extent * 2 + (8 * unit if n == len(tensor) - 1 else size)
+        part.append((start, extent))
+    tile, inside = [], list[tuple[int, int] | None]()
+    rank = pick(*range(len(copied), 5))
+    places = dict(zip(spread(rank), copied, strict=True))
+    for n in range(rank):
+        extent, times = places.get(n, 1), pick(1, 1, 2, 3)
+        tile.append(extent * times)
+        inside.append((int(random.integers(times)) * extent, extent))
+    layout = row_major(tuple(tile)) if rank == 1 or pick(True, False) else None
+    return Case(tuple(tensor), tuple(part), tuple(tile), tuple(inside), dtype, layout)
+
+
+def test_what_is_not_refused_goes_to_its_place(on_threads, seed: int) -> None:
+    random, ctx, copied = np.random.default_rng(seed), ctx_of(on_threads), 0
+    for _ in range(400):
+        case = random_case(random)
+        for store in (False, True):
+            op = case.copy(on_threads, store)
+            if refuses(op, ctx) is None:
+                copied += 1
+                got, _ = moved(case, op, ctx, "tma_store" if store else "tma_load")
+                assert got == wanted(case, op, (op.src if store else op.dst).buffer), case
+    assert copied > 100
 
 
 def test_one_thread_copies(on_threads) -> None:
@@ -252,6 +301,10 @@ WHY = [
         "rows of 264 elements are no boxes of whole 16 bytes",
     ),
     (Case(tile=(3, 8, 8), inside=((1, 1),), part=((0, 8), (0, 8)), layout=row_major((3, 8, 8))), ""),
+    (
+        Case(tile=(4, 3, 24), inside=(None, (1, 1)), part=((0, 4), (0, 24)), layout=row_major((4, 3, 24))),
+        "the slice of `s` is not dense",
+    ),
     (
         Case(tile=(3, 4, 8), inside=((1, 1),), part=((0, 4), (0, 8)), layout=row_major((3, 4, 8))),
         "the slice of `s` may not start at a multiple of 128 bytes",

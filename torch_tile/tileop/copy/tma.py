@@ -8,6 +8,7 @@ the tensor is read as 0 and not written, as T.copy has it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -287,11 +288,13 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     tile, shape, size = region.buffer, region.buffer.static_shape or (), region.buffer.dtype.itemsize
     if tile.layout is not None and tile.layout != row_major(shape):
         return f"`{tile.name}` lies neither in panels nor row by row"
-    copied = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
-    if any(n != e for n, e in copied[1:]):
+    sides = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True)]
+    copied = itertools.dropwhile(lambda side: side[1] == 1, sides)
+    if any(n != e for n, e in itertools.islice(copied, 1, None)):  # a single index of several leaves gaps, too
         return f"the slice of `{tile.name}` is not dense"
-    if copied[-1][1] * size % BULK_BYTES or _width(copied[-1][1], size) == 0:
-        return f"rows of {copied[-1][1]} elements are no boxes of whole 16 bytes"
+    row = sides[-1][1]
+    if row * size % BULK_BYTES or _width(row, size) == 0:
+        return f"rows of {row} elements are no boxes of whole 16 bytes"
     start: Expr = ZERO
     for index, count in zip(region.starts, shape, strict=True):
         start = binary("+", binary("*", start, const(count, dt.int32)), index)
@@ -393,7 +396,7 @@ def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...
         side = next((n for n in sides if n == extent or n * row % unit == 0), None)
         if side is None:
             return None
-        whole = side == extent == 1
+        whole = whole and side == extent == 1
         box.insert(0, side)
     return tuple(box)
 
