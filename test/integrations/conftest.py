@@ -26,6 +26,7 @@ CONFIGS = {
     "Gemma": SIZES,
     "Gemma2": {**SIZES, "sliding_window": 8},
     "GptOss": {**SIZES, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3Moe": {**SIZES, "num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
     "DeepseekV3": MLA,
 }
 

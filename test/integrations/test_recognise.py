@@ -93,10 +93,15 @@ def test_norms_over_several_dimensions_are_left_alone() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_gated_mlp(bias: bool) -> None:
     plan = plan_for(MLP(bias), ALL)
-    assert plan is not None and plan.new is tnn.GatedMLP and plan.attributes == {"activation": "silu"}
+    assert plan is not None and plan.new is tnn.GatedMLP and plan.attributes["activation"] == "silu"
 
 
-@pytest.mark.parametrize("mlp", [MLP(limit=7.0), MLP(swap=True)], ids=["limit", "swap"])
+class DroppingMLP(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize("mlp", [MLP(limit=7.0), MLP(swap=True), DroppingMLP().eval()])
 def test_other_mlps_are_left_alone(mlp: MLP) -> None:
     assert plan_for(mlp, ALL) is None
 
@@ -146,6 +151,8 @@ def test_trials_leave_the_generator_and_the_layer_alone() -> None:
         (nn.Sigmoid(), None),
         (nn.PReLU(), None),
         (nn.Softmax(-1), None),
+        (nn.Sequential(nn.SiLU()), None),  # a part of it may get hooks
+        (nn.Dropout(0.5).eval(), None),
         ("silu", None),
     ],
 )

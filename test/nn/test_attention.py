@@ -182,6 +182,17 @@ def test_long_prompts_are_expanded_and_short_ones_absorbed(models, monkeypatch):
 
 
 @torch.no_grad()
+def test_latents_of_pages_are_expanded_by_a_projection_with_hooks(models):
+    stock, ours = models
+    for model in models:
+        for layer in model.model.layers:
+            layer.self_attn.kv_b_proj.register_forward_hook(lambda layer, args, out: out + out.tanh() / 4)
+    prompts = prompts_of(5, 37, 1)
+    wanted = torch.cat([decode_stock(stock, p, 6) for p in prompts])
+    torch.testing.assert_close(decode(ours, prompts, step, 6), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 def test_a_planned_step(models, monkeypatch):
     """All layers of a step use its plan, and the next step makes a new one."""
     _, ours = models

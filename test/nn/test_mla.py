@@ -79,6 +79,21 @@ def test_both_ways_have_the_same_gradients(seed: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+def test_a_projection_with_a_bias_is_called(seed: int) -> None:
+    stock, cache_class = stock_layer(None, False, True)
+    stock.kv_b_proj = torch.nn.Linear(SIZES["kv_lora_rank"], stock.kv_b_proj.out_features).double()
+    ours = MLAAttention(40, 4, q_lora_rank=None, **SIZES).double().eval()
+    ours.kv_b_proj = torch.nn.Linear(SIZES["kv_lora_rank"], stock.kv_b_proj.out_features).double()
+    ours.load_state_dict(stock.state_dict())
+    theirs, mine = cache_class(), cache_class()
+    for length in (9, 1):
+        x, position, past = torch.randn(2, length, 40).double(), rope(length), theirs.get_seq_length()
+        position = position[0].double(), position[1].double()
+        visible = torch.ones(length, past + length, dtype=torch.bool).tril(past)[None, None]
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x, position, None, mine)[0], stock(x, position, visible, theirs)[0])
+
+
 @pytest.mark.parametrize("rank", [None, 24])
 def test_an_empty_batch(rank: int | None) -> None:
     x = torch.randn(0, 5, 40, requires_grad=True)

@@ -55,3 +55,13 @@ def test_layer_norm_agrees_with_nn_layer_norm(dtype: torch.dtype, affine: bool, 
 def test_several_dimensions_are_refused(layer: type) -> None:
     with pytest.raises(ValueError, match=r"normalized_shape is \(3, 4\); expected the last"):
         layer((3, 4))(torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize("gating", ["before", "after"])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_hooks_of_a_gated_norm_run_once(gating: str, rounded: bool, seed: int) -> None:
+    norm, calls = RMSNorm(8), []
+    norm.names, norm.gating, norm.gate_rounded = ("x", "gate"), gating, rounded
+    norm.register_forward_hook(lambda *given: calls.append(given))
+    norm(torch.randn(3, 8), torch.randn(3, 8))
+    assert len(calls) == 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
+from torch_tile.nn.linear import is_watched
 
 Tensor = torch.Tensor
 ACTIVATIONS = {
@@ -94,4 +95,5 @@ def _usual_gate(self: Any) -> bool:
     """Return whether a module multiplies the activation of the first half of the columns by the second half."""
     from transformers.integrations import moe
 
-    return type(self)._apply_gate is moe._default_apply_gate
+    own = "_apply_gate" in self.__dict__ or is_watched(self.act_fn)
+    return type(self)._apply_gate is moe._default_apply_gate and not own

@@ -20,7 +20,7 @@ from torch import nn
 
 import torch_tile.nn as tnn
 from torch_tile.kernels.norm.norm import rms_norm_reference
-from torch_tile.nn.linear import FUNCTIONS, HOOKS, is_product, is_watched
+from torch_tile.nn.linear import FUNCTIONS, HOOKS, is_product, is_watched, options_of
 
 log: logging.Logger = logging.getLogger("torch_tile")
 Tensor = torch.Tensor
@@ -177,13 +177,14 @@ def plan_mlp(module: nn.Module) -> Plan | None:
     if not {"gate_proj", "up_proj", "down_proj"} <= module._modules.keys() or isinstance(module, tnn.GatedMLP):
         return None
     linears = {name: module._modules[name] for name in ("gate_proj", "up_proj", "down_proj")}
-    others = [child for name, child in module._modules.items() if name not in linears]
+    others = {name: child for name, child in module._modules.items() if name not in linears}
     if module._parameters or module._buffers or not all(is_plain_linear(linear) for linear in linears.values()):
         return None
-    if len(others) > 1 or any(activation_of(child) is None for child in others):
+    if len(others) > 1:
         return None
-    candidates = [*others, *(value for value in (getattr(module, "act_fn", None),) if callable(value))]
-    name = activation_of(candidates[0]) if candidates else None
+    attribute = next(iter(others), "act_fn")
+    function = getattr(module, attribute, None)
+    name = activation_of(function)
     if name is None:
         return None
     hidden, inner = 8, 12
@@ -197,10 +198,12 @@ def plan_mlp(module: nn.Module) -> Plan | None:
     x = torch.randn(64, hidden) * 20  # large, so that limits on the activations show
     gate, up = small["gate_proj"](x), small["up_proj"](x)
     ours = small["down_proj"](FUNCTIONS[name](gate) * up)
-    if not torch.allclose(trial(x), ours, rtol=1e-4, atol=1e-4):
-        log.info("%s is not replaced: it is no plain gated MLP", type(module).__name__)
-        return None
-    return Plan(tnn.GatedMLP, {"activation": name})
+    for training in (False, True):  # dropout shows in training
+        trial.training = training
+        if not torch.allclose(trial(x), ours, rtol=1e-4, atol=1e-4):
+            log.info("%s is not replaced: it is no plain gated MLP", type(module).__name__)
+            return None
+    return Plan(tnn.GatedMLP, {"activation": name, "recognised": (attribute, function, options_of(function))})
 
 
 def plan_mla(module: nn.Module) -> Plan | None:
@@ -275,12 +278,18 @@ def is_plain_linear(module: nn.Module | None) -> bool:
 
 
 def activation_of(function: Any) -> str | None:
-    """Return the name that our ops have for an activation function or module; None if they have none."""
-    if isinstance(function, nn.Module) and (list(function.parameters()) or is_watched(function)):
-        return None
+    """Return the name that our ops have for an activation function or module; None if they have none.
+
+    Modules with state, parts or dropout have none.
+    """
+    if isinstance(function, nn.Module):
+        if is_watched(function) or any((function._parameters, function._buffers, function._modules)):
+            return None
+        function = copy.copy(function).train()
     x = torch.cat([torch.linspace(-12, 12, 241, dtype=torch.float64), torch.tensor([-1e3, 1e3], dtype=torch.float64)])
     try:
-        y = function(x)
+        with torch.random.fork_rng(devices=[]):
+            y = function(x)
     except (TypeError, ValueError, RuntimeError):
         return None
     if not isinstance(y, torch.Tensor) or y.shape != x.shape:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -77,6 +77,27 @@ def is_product(module: nn.Module) -> bool:
     return bool(module.__dict__.get("activation", "none") == "none")
 
 
+def options_of(function: Any) -> dict[str, Any]:
+    """Return the attributes of an activation that its class gave it: what it computes with. Functions have none."""
+    if not isinstance(function, nn.Module):
+        return {}
+    return {name: value for name, value in vars(function).items() if name not in _EVERY_MODULE}
+
+
+def is_unchanged(function: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether an activation still has these options, and no hooks."""
+    if isinstance(function, nn.Module) and is_watched(function):
+        return False
+    for name, value in options.items():
+        now = getattr(function, name, None)
+        if now is not value and not (isinstance(value, (str, int, float)) and now == value):
+            return False
+    return True
+
+
+_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
 # The gated feed-forward layer of Llama and its relatives.
 
 
@@ -111,21 +132,34 @@ class GatedMLP(nn.Module):
         self.up_proj: Linear = Linear(hidden_size, intermediate_size, bias, **factory)
         self.down_proj: Linear = Linear(intermediate_size, hidden_size, bias, **factory)
 
+    # Where `replace_layers` made the object: the attribute that held its activation, which function that was, and what
+    # `options_of` said of it.
+    recognised: tuple[str, Any, Mapping[str, Any]] | None = None
+
     @explains_misfits
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[..., hidden_size]` to the same. Gate and up are one kernel if they have no bias.
 
-        Projections that an adapter replaced, or that have hooks, are called.
+        Projections that an adapter replaced, or that have hooks, are called. So is an activation that a replaced layer
+        got later, or that has hooks.
         """
-        gate, up = self.gate_proj, self.up_proj
-        if not (is_product(gate) and is_product(up)):
-            hidden = FUNCTIONS[self.activation](gate(x)) * up(x)
+        gate, up, own = self.gate_proj, self.up_proj, self._own_activation()
+        if own is not None or not (is_product(gate) and is_product(up)):
+            hidden = (own or FUNCTIONS[self.activation])(gate(x)) * up(x)
         elif gate.bias is None and up.bias is None:
             hidden = torch.ops.tile.swiglu.default(x, gate.weight, up.weight, self.activation)
         else:
             hidden = torch.ops.tile.linear.default(x, gate.weight, gate.bias, None, self.activation) * up(x)
         out: torch.Tensor = self.down_proj(hidden)
         return out
+
+    def _own_activation(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return the activation of a replaced layer if it changed, so that `activation` no longer names it."""
+        if self.recognised is None:
+            return None
+        name, function, options = self.recognised
+        now: Callable[[torch.Tensor], torch.Tensor] = getattr(self, name)
+        return None if now is function and is_unchanged(now, options) else now
 
     def extra_repr(self) -> str:
         """Return the activation as text."""

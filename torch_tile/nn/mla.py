@@ -11,7 +11,7 @@ from torch import nn
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.nn.attention import PagedLatents
 from torch_tile.nn.functional import attend, given_cache, rotate
-from torch_tile.nn.linear import Linear
+from torch_tile.nn.linear import Linear, is_product
 from torch_tile.nn.norm import RMSNorm
 
 Tensor = torch.Tensor
@@ -23,7 +23,8 @@ class MLAAttention(nn.Module):
     Parameters are named as in transformers' DeepseekV3Attention. A long input is computed as ordinary attention over
     keys and values expanded from the latents. Few new positions over a cache, as in decoding, never expand them:
     `kv_b_proj` is multiplied into the queries and the results instead, and `torch.ops.tile.mla_decode` runs on the
-    latents. Both mean the same; they round differently.
+    latents. Both mean the same; they round differently. A `kv_b_proj` with an adapter, hooks or a bias is called, so
+    latents are expanded then, those of pages too.
 
     Args:
         hidden_size: of input and output.
@@ -133,7 +134,7 @@ class MLAAttention(nn.Module):
             return self.o_proj(out.flatten(2)), None
         if cache is not None:
             kv, k_pe = cache.update(kv, k_pe, self.layer_idx)
-        if attention_mask is None and cache is not None and self.absorbing_pays(length):
+        if attention_mask is None and cache is not None and self.absorbing_pays(length) and self.is_absorbable():
             out = self.absorbed(q_nope, q_pe, kv[:, 0], k_pe[:, 0])
         else:
             out = self.expanded(q_nope, q_pe, kv, k_pe, attention_mask)
@@ -148,6 +149,10 @@ class MLAAttention(nn.Module):
         more = 2 * self.kv_lora_rank - self.qk_nope_head_dim - self.v_head_dim
         return length * more < self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
 
+    def is_absorbable(self) -> bool:
+        """Return whether `kv_b_proj` is its weight and nothing else."""
+        return is_product(self.kv_b_proj) and self.kv_b_proj.bias is None
+
     def paged(
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None, cache: PagedLatents
     ) -> Tensor:
@@ -158,6 +163,12 @@ class MLAAttention(nn.Module):
         pools = cache.update(kv, k_pe, self.layer_idx)
         if cache.is_empty and not self.absorbing_pays(length):
             return self.expanded(q_nope, q_pe, kv, k_pe, None)
+        if not self.is_absorbable():
+            kv, k_pe = (pool[cache.block_table.clamp(min=0)].flatten(1, 2)[:, None] for pool in pools)
+            last = cache.seq_lens[:, None] + torch.arange(length, device=kv.device)
+            seen = (torch.arange(kv.shape[2], device=kv.device) <= last[..., None])[:, None]  # [B, 1, S, keys]
+            unwritten = ~seen[:, :, -1, :, None]
+            return self.expanded(q_nope, q_pe, kv.masked_fill(unwritten, 0), k_pe.masked_fill(unwritten, 0), seen)
         return self.absorbed(q_nope, q_pe, *pools, cache.block_table, cache.seq_lens + length, cache.schedule)
 
     def absorbed(

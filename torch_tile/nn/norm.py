@@ -109,7 +109,9 @@ class RMSNorm(nn.Module):
         dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
         factor = nn.functional.silu(gate if self.gate_rounded else gate.to(wide))
         if self.gate_rounded:
-            return self._normalised(x * factor, self.weight) if self.gating == "before" else self(x) * factor
+            if self.gating == "before":
+                return self._normalised(x * factor, self.weight)
+            return self._normalised(x, self.weight) * factor
         x = x.to(wide) * factor if self.gating == "before" else x.to(wide)
         if self.cast_first and self.weight is not None:
             weight = self.weight + self.weight_offset if self.weight_offset else self.weight

@@ -46,7 +46,12 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     block_q, block_kv = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, 64
     if spec.lists is not None:
         block_q, block_kv = math.gcd(block_q, spec.lists.own), math.gcd(block_kv, spec.lists.other)
-    return Config(block_q=block_q, block_kv=block_kv, packed=problem.packs(block_q) and _may_pack(spec))
+    packed, dense = (
+        problem.packs(block_q) and _may_pack(spec),
+        not (spec.layout.ragged or spec.layout.page or spec.lists),
+    )
+    split = dense and problem.keys > LONGEST_SPLIT
+    return Config(block_q=block_q, block_kv=block_kv, packed=packed, split=split)
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
@@ -54,8 +59,11 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
     Blocks of few rows mostly wait for memory: as many as `config.blocks` run on an SM at once. Those that widen float8
     keys are bound by arithmetic, so splits also fill the last of several waves.
+    A CPU splits so that none has more than LONGEST_SPLIT keys.
     """
     problem = typical(problem)
+    if not machine.is_gpu:
+        return max(1, -(-problem.keys // LONGEST_SPLIT))
     most = problem.keys // max(LEAST_SPLIT, 4 * config.block_kv)
     room, blocks = machine.num_sms * (config.blocks if config.shared_probs else 1), _blocks(config, problem)
     if config.narrow and blocks > room:
@@ -69,6 +77,7 @@ def _blocks(config: Config, problem: Problem) -> int:
 
 
 MOST_IN_WAVES = 3  # splits of a launch of several waves: what was measured
+LONGEST_SPLIT = 2**18  # keys that a CPU sums up in float32 one after the other; 2**24 were wrong by 6e-3
 LEAST_SPLIT = 512  # keys: joining splits takes longer than a block takes for as many
 
 # Tilings by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.

@@ -21,7 +21,7 @@ from torch_tile.kernels.loss import cross_entropy as rows
 from torch_tile.kernels.loss.args import LinearCrossEntropyArgs, LinearCrossEntropyGradientsArgs
 
 CHUNK_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}  # of logits at a time, by the target's kind
-MOST_CHUNKS = 32  # each adds to the head's gradient, which is rounded to its dtype
+MOST_CHUNKS = 32  # each adds to the head's gradient, which is rounded to its dtype (float16: only once)
 ROWS = 256  # chunks have a multiple of so many rows
 TERMS = 256
 
@@ -159,9 +159,13 @@ def linear_cross_entropy_gradients(
         rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_options(args), args.softcap)
         if of_hidden:
             gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
-        if of_weight:  # added to what the chunks before left there, on a GPU by the stores
-            before, text = ([dweight], ADDED) if start else ([], "")
-            gemm(logits.mT, [x[part]], before, "o" * bool(start), text, dweight.dtype, out=dweight)
+        if of_weight:  # added to what the chunks before left, on a GPU by the stores if it is 16 bits wide
+            if not start:  # in float16 sums of some chunks may be infinite where the sum of all is not
+                wide = weight.dtype == torch.float16 and end < len(x)
+                sums = dweight.new_empty(dweight.shape, dtype=compute) if wide else dweight
+            out = sums if end < len(x) else dweight
+            before, text = ([sums], ADDED) if start else ([], "")
+            gemm(logits.mT, [x[part]], before, ("o" if out is sums else "t") * bool(start), text, out.dtype, out=out)
         if column_sums is not None:
             column_sums = logits.sum(0, dtype=compute) + (column_sums if start else 0)
     if column_sums is not None:

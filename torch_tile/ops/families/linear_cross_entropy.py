@@ -194,7 +194,8 @@ linear_cross_entropy_gradients = declare(
     """The sum of the losses of `linear_cross_entropy`, each times its `grad`, and the gradients of that sum.
 
 A chunk of rows goes through the product, the loss and the products of the gradients before the next one. The largest
-tensor beside the results is a chunk of logits. The gradient of the head is added up in its own dtype, 8 times at most.
+tensor beside the results is a chunk of logits. The gradient of the head is added up in its own dtype, 32 times at most.
+In float16 it is added up in float32, which takes 4 bytes per weight: sums of some chunks may leave float16's range.
 Where the losses are summed or averaged, the derivative of the sum returned is a product with these gradients.
 
 Args:
