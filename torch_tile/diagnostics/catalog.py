@@ -171,7 +171,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "copy it to shared memory or a fragment first; C must be a fragment, shared or local buffer",
     ),
     "copy_shape": (
-        "T.copy: source extents {src} and destination extents {dst} do not match",
+        "T.copy: the extents of the source {src} and of the destination {dst} do not match",
         "extents must agree after dropping dimensions of size 1",
     ),
     "copy_values": (
