@@ -97,11 +97,13 @@ def more_registers_than_there_are():
 
 def product(dtype="float16", rows=64, target="cuda:sm_90a"):
     def case():
+        sums = "float64" if dtype == "float64" else "float32"
+
         @T.prim_func
-        def kernel(A: T.Tensor((rows, 64), dtype), C: T.Tensor((rows, rows), "float32")):
+        def kernel(A: T.Tensor((rows, 64), dtype), C: T.Tensor((rows, rows), sums)):
             with T.Kernel(1, threads=128) as _:
                 a = T.alloc_shared((rows, 64), dtype)
-                c = T.alloc_fragment((rows, rows), "float32")
+                c = T.alloc_fragment((rows, rows), sums)
                 T.copy(A, a)
                 T.wgmma_gemm(a, a, c, transpose_B=True, clear_accum=True)  # here
                 T.wait_wgmma(0)
