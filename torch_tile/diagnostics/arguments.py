@@ -217,7 +217,7 @@ def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]
         known = len(taken) == len(values) > 0 and all(each in kinds for each in taken)
         return known and not any(refused(taken, kinds, values, {}))
 
-    if fit(rest[1:], place):
+    if fit(rest[1:], place) and not fit(rest[1:], place + 1):
         return ": leave it out, what is given behind it fits"
     if fit(rest, place + 1):
         is_none = any(fits(None) for fits, _ in kinds[name])
