@@ -83,6 +83,9 @@ class Reduce(RegisteredOp):
             wanted = describe(dropped or kept)
             of, dst = f"{describe_tile(self.src)} reduced over dim {self.dim}", describe_tile(self.dst)
             found.append(diagnose("reduce_shape", self.span, op=self.op_name, of=of, dst=dst, wanted=wanted))
+        of, into = self.src.buffer.dtype, self.dst.buffer
+        if into.dtype.kind == "bool" and (of.is_float or self.kind in ("sum", "abssum")):
+            found.append(diagnose("wrong_dtype_store", self.span, value=of, buffer=into.name, want=into.dtype))
         if self.kind.startswith("bit") and self.src.buffer.dtype.is_float:
             why = f"has dtype {self.src.buffer.dtype}"
             fix = "bitwise reductions take integers"
