@@ -123,8 +123,8 @@ def _compile(function: FunctionType) -> CodeType:
 
 def _refuse_signs(tree: ast.FunctionDef, file: str) -> None:
     """Raise the error for `x =+ 1`, by the places of the sign: it stands beside `=`, and apart from the operand."""
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Assign) else None
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+        value = node.value
         if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.UAdd | ast.USub):
             target, sign = node.targets[-1], "+" if isinstance(value.op, ast.UAdd) else "-"
             if value.col_offset - (target.end_col_offset or 0) == value.operand.col_offset - value.col_offset == 2:
