@@ -299,7 +299,8 @@ def _traced(func: object, op: str) -> PrimFunc:
             fix = f"it compiles itself when it is called; {func.__name__}.compile(...) gives the kernel without a call"
         elif hasattr(func, "forward"):  # an nn.Module
             fix = MODELS
-        raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
+        why = f"is {type(func).__name__}" + (f" `{func.__name__}`" if inspect.isfunction(func) else "")
+        raise error("bad_argument", None, op=op, name="func", why=why, fix=fix)
     return func
 
 

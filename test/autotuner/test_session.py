@@ -89,7 +89,15 @@ def test_all_failing_is_one_error_that_lists_the_reasons(lazy):
         caught.value
     ) and "block=0: T.ceildiv: argument `b`" in str(caught.value)
     with pytest.raises(TileError, match="and 8 more"):
+        search(lazy, [{"block": str(n)} for n in range(20)])
+
+
+def test_what_each_configuration_fails_for_is_told_once_with_its_line(lazy):
+    with pytest.raises(TileError) as caught:
         search(lazy, [{"block": 0, "threads": n} for n in range(20)])
+    text = str(caught.value)
+    assert text.count("argument `b`") == 1 and "threads=2; and 17 more: T.ceildiv" in text
+    assert "T.ceildiv(" in caught.value.span.source() and "fix: divide by" in text
 
 
 def test_a_missing_compiler_is_no_configurations_fault(lazy, monkeypatch):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_tile.diagnostics.arguments import calls_back, can_take, explains_misfits, names_parameters
+from torch_tile.nn import Attention
 
 
 @names_parameters
@@ -88,6 +89,7 @@ def both(x: Tensor, size: int) -> None:
         ((X, (2,), X), "w is of type tuple; expected a tensor or None: leave it out, what is given behind it fits"),
         ((X, 2), "w is 2; expected a tensor or None: give None for w, as 2 fits count"),
         ((2,), "x is 2; expected a tensor: torch.tensor(x)"),
+        (([2.0], X, 3), "x is of type list; expected a tensor: torch.tensor(x)"),  # the rest is where it belongs
         ((X, None, "a", X), "count is 'a'; expected an integer"),
     ],
     ids=str,
@@ -144,3 +146,12 @@ def test_notes_on_functions_of_users() -> None:
 def test_can_take() -> None:
     assert can_take(lambda a, b=1: a, 1) and can_take(print, 5)
     assert not can_take(lambda: 0, 1) and not can_take(3, 0)
+
+
+@pytest.mark.parametrize("make", [lambda x: x[0], lambda x: x[..., :-1], lambda x: x.to("meta"), lambda x: x.bool()])
+def test_an_operators_error_in_a_layer_names_the_layer_and_what_it_got(make):
+    layer = Attention(32, 2)
+    x = make(torch.randn(2, 5, 32))
+    with pytest.raises((RuntimeError, TypeError)) as told:
+        layer(x)
+    assert f"in the call of the layer Attention with {x.dtype} {list(x.shape)} on {x.device}" in told.value.__notes__

@@ -224,6 +224,19 @@ def lost_result():
     tilelang.compile(kernel)
 
 
+def lost_counts():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        B = T.empty((8,), "int32")  # here
+        with T.Kernel(1, threads=64) as _:
+            T.clear(B)
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                T.atomic_add(B[A[i] % 8], 1)
+
+    tilelang.compile(kernel)
+
+
 def parted_threads():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
@@ -276,6 +289,7 @@ CASES = {
     unwritten_sums: ("unwritten", "T.gemm(a, a, c)"),
     unwritten_yet: ("unwritten", "T.copy(tile, A)"),
     lost_result: ("lost_result", 'T.empty((64,), "float32")'),
+    lost_counts: ("lost_result", 'T.empty((8,), "int32")'),
     foreign_element: ("foreign_element", "own[T.get_thread_binding()]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),

@@ -279,7 +279,38 @@ def layout_of_too_few_indices():
     kernel_of(lambda x, A: T.Layout((4, 4), lambda i: i))  # here
 
 
+def sign_behind_equals():
+    def compute(x, A):
+        total = T.alloc_var("float32", init=0.0)
+        total =+ x  # fmt: skip  # here
+        A[2] = total
+        return x
+
+    kernel_of(T.macro(compute))
+
+
+def loop_over_a_tensor():
+    def compute(x, A):
+        for i in torch.arange(4):  # here
+            A[i] = x
+        return x
+
+    kernel_of(T.macro(compute))
+
+
+def indices_beside_a_value():
+    def compute(x, A):
+        for i in T.Parallel(2, 2):
+            A[A.shape[0] * T.cast(x, "int32") + i] = x  # here
+        return x
+
+    kernel_of(T.macro(compute))
+
+
 CASES = {
+    sign_behind_equals: ("sign_behind_equals", "total =+ x"),
+    loop_over_a_tensor: ("python_value", "for i in torch.arange(4):"),
+    indices_beside_a_value: ("tuple_as_index", 'A.shape[0] * T.cast(x, "int32") + i'),
     element_that_is_none: ("python_value", "A[2] is None"),
     sum_that_is_not_none: ("python_value", "A[0] + 1 is not None"),
     deleted_tile: ("python_value", "del tile"),
@@ -382,3 +413,43 @@ def test_errors_that_the_author_raises_stay_as_they_are():
 def test_python_maximum_says_what_to_use():
     with pytest.raises(TileError, match=r"T\.max\(x, y\)"):
         kernel_of(lambda x, A: max(x, 0.0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda tile: tile.sum(), lambda tile: T.exp(), lambda tile: len[0], lambda tile: gone],  # noqa: F821
+)
+def test_an_error_in_a_macro_names_the_calls_of_it(wrong):
+    @T.macro
+    def inner(tile):
+        tile[0] = wrong(tile)
+
+    def helper(tile):
+        inner(tile)  # by a helper
+
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                helper(A)  # by the kernel
+
+    at, text = caught.value.span, str(caught.value)
+    assert "wrong" in at.source() or "lambda" in at.source()
+    assert text.index("by a helper") < text.index("by the kernel") and text.count("called here") >= 2
+
+
+def test_what_many_calls_deep_is_wrong_names_three_of_them():
+    @T.macro
+    def deep(tile, n):
+        tile[n] = 1.0 if n else tile.sum()
+        deep(tile, n - 1)
+
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((9,), "float32")):
+            with T.Kernel(1) as _:
+                deep(A, 8)
+
+    assert str(caught.value).count("called here") == 3

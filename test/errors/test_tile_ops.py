@@ -71,6 +71,24 @@ def reduce_shape():
     tilelang.compile(kernel)
 
 
+def reduce_into_bool():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float32"), B: T.Tensor((16,), "bool")):
+        with T.Kernel(1) as _:
+            T.reduce_max(A, B, dim=1)  # here
+
+    tilelang.compile(kernel)
+
+
+def count_into_bool():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "bool"), B: T.Tensor((16,), "bool")):
+        with T.Kernel(1) as _:
+            T.reduce_sum(A, B, dim=1)  # here
+
+    tilelang.compile(kernel)
+
+
 def reduce_dim():
     @T.prim_func
     def kernel(A: T.Tensor((16, 8), "float32")):
@@ -150,6 +168,8 @@ CASES = {
     copy_values: ("copy_values", "T.copy(A, [1, 2])"),
     reduce_shape: ("reduce_shape", "T.reduce_sum(A, out, dim=1)"),
     reduce_dim_of_no_number: ("bad_argument", 'T.reduce_max(A, out, dim="rows")'),
+    reduce_into_bool: ("wrong_dtype_store", "T.reduce_max(A, B, dim=1)"),
+    count_into_bool: ("wrong_dtype_store", "T.reduce_sum(A, B, dim=1)"),
     reduce_dim: ("reduce_dim", "T.reduce_max(A, out, dim=2)"),
     scan_shape: ("scan_shape", "T.cumsum(A, out)"),
     fill_value: ("fill_value", "T.fill(A, [0.0])"),

@@ -66,7 +66,7 @@ def test_extents_must_agree(complaint):
             row = T.alloc_fragment((4,), "float32")
             T.atomic_add(out[0:5], row)  # here
 
-    assert "(4) and destination extents (5)" in complaint(kernel, "copy_shape")
+    assert "the source `row` (4) and of the destination `out` (5)" in complaint(kernel, "copy_shape")
 
 
 def test_the_target_is_memory():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch_tile.compiler.cost_model import Estimate
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import Diagnostic, TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir.stmt import Program
 from torch_tile.jit import JITFunction
@@ -220,7 +220,7 @@ def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None)
 
 @dataclass
 class Candidate:
-    """One configuration during a search. `note` says why it is out, "" while it is in."""
+    """One configuration during a search. `note` says why it is out, "" while it is in; `failure` at which line."""
 
     config: Config
     function: JITFunction
@@ -230,6 +230,12 @@ class Candidate:
     kernel: JITKernel | None = None
     latency: float | None = None
     note: str = ""
+    failure: Diagnostic | None = None
+
+    def fail(self, problem: Exception, what: str = "") -> None:
+        """Take the candidate out of the search, with the reason and, of a TileError, its first finding."""
+        self.note = what + reason(problem)
+        self.failure = problem.diagnostics[0] if isinstance(problem, TileError) else None
 
     @property
     def seconds(self) -> float:

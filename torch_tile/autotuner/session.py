@@ -22,7 +22,6 @@ from torch_tile.autotuner.result import (
     SearchSettings,
     Settings,
     from_json,
-    reason,
     settings_of,
     show,
     to_json,
@@ -32,7 +31,7 @@ from torch_tile.autotuner.trials import check_all, compile_all, made_by_seed, sp
 from torch_tile.compiler.binding import Binding
 from torch_tile.compiler.cost_model import estimate
 from torch_tile.diagnostics.arguments import names_parameters
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import Span, TileError, error
 from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction
@@ -73,7 +72,7 @@ class Session:
         try:
             made.program, made.tensors = function.trace(*args, **{**kwargs, **keywords})
         except Exception as problem:  # the author's own code runs here, which may refuse a configuration
-            made.note = reason(problem)
+            made.fail(problem)
         return made
 
     def result(self) -> AutotuneResult:
@@ -192,11 +191,23 @@ class Session:
 
     def nothing_works(self) -> TileError:
         """Return the error that lists why each candidate failed."""
-        failed = [f"{show(c.config)}: {c.note}" for c in self.candidates]
-        if len(failed) > MOST_NOTES:
-            failed[MOST_NOTES:] = [f"and {len(failed) - MOST_NOTES} more"]
-        notes = [(None, text) for text in failed]
-        return error("no_config", None, notes, count=len(self.candidates), name=self.name)
+        failed: dict[tuple[Span | None, str], list[Candidate]] = {}  # by the line and reason, which many may share
+        for each in self.candidates:
+            failed.setdefault((each.failure.span if each.failure else None, each.note), []).append(each)
+        notes = [(at, f"{_listed(of)}: {text}") for (at, text), of in failed.items()]
+        if len(notes) > MOST_NOTES:
+            notes[MOST_NOTES:] = [(None, f"and {len(notes) - MOST_NOTES} more")]
+        same = self.candidates[0].failure if len(failed) == 1 else None
+        span, fix = (same.span, same.fix) if same else (None, "")
+        if same:
+            notes = [(None, text) for _, text in notes]
+        return error("no_config", span, notes, count=len(self.candidates), name=self.name, fix=fix)
+
+
+def _listed(candidates: Sequence[Candidate]) -> str:
+    """Return the configurations of candidates as a message names them: the first three, and how many more."""
+    more = f"; and {len(candidates) - 3} more" if len(candidates) > 3 else ""
+    return "; ".join(show(c.config) for c in candidates[:3]) + more
 
 
 # A search for the fastest configuration, called by hand; `@autotune` makes one at the first call for new arguments.

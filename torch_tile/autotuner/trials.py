@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch_tile.autotuner.machine import synchronize
-from torch_tile.autotuner.result import Candidate, Settings, reason
+from torch_tile.autotuner.result import Candidate, Settings
 from torch_tile.compiler.parallel import progress, side_by_side, workers_for
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
@@ -41,7 +41,7 @@ def compile_all(name: str, candidates: Sequence[Candidate], target: Target, time
         if isinstance(kernel, NoNvrtcError | NoCompilerError | CacheError):
             raise kernel
         if isinstance(kernel, Exception):
-            each.note = reason(kernel)
+            each.fail(kernel)
         else:
             each.kernel = kernel
 
@@ -58,7 +58,7 @@ def check_all(
             try:
                 _check(each, settings, reference, inputs)
             except Exception as problem:  # wrong, or failed
-                each.note = f"differs from ref_prog: {reason(problem)}"
+                each.fail(problem, "differs from ref_prog: ")
                 synchronize(target)
             tick()
 
@@ -86,7 +86,7 @@ def time_all(
     for each, runner in zip(candidates, runners, strict=True):
         each.latency = runner.latency
         if runner.failure is not None:
-            each.note = reason(runner.failure)
+            each.fail(runner.failure)
         elif runner.dropped:
             each.note = "left early"
     if settings.ref_prog is None:

@@ -86,10 +86,26 @@ def explained(
         except Exception as failed:
             problem = None if hasattr(failed, "diagnostics") else misfit(described(), args, named)
             if problem is None:
+                if function.__name__ == "forward":  # an operator's error names the operator's arguments
+                    failed.add_note(_layer_call(args, named))
                 raise
             raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
     return call
+
+
+def _layer_call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """Return the call of a layer, `args[0]`, as errors name it: what it is, and the tensors that it got."""
+    given = [*(_tensor(value) for value in args[1:]), *(f"{name}={_tensor(value)}" for name, value in named.items())]
+    layer = str(args[0]).split("\n")[0].rstrip("(")
+    return f"in the call of the layer {layer} with {', '.join(given)}"
+
+
+def _tensor(value: object) -> str:
+    """Return a value as messages show it, a tensor by its dtype, shape and device."""
+    if not hasattr(value, "data_ptr"):
+        return shown(value)
+    return f"{value.dtype} {list(value.shape)} on {value.device}"  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -201,7 +217,7 @@ def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]
         known = len(taken) == len(values) > 0 and all(each in kinds for each in taken)
         return known and not any(refused(taken, kinds, values, {}))
 
-    if fit(rest[1:], place):
+    if fit(rest[1:], place) and not fit(rest[1:], place + 1):
         return ": leave it out, what is given behind it fits"
     if fit(rest, place + 1):
         is_none = any(fits(None) for fits, _ in kinds[name])

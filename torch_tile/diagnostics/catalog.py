@@ -148,6 +148,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{value}` is computed here, and nothing uses it",
         "store it, `C[i] = ...`, name it, or leave it out; `==` compares and `=` assigns",
     ),
+    "sign_behind_equals": (
+        "`={sign}` is no operator: the line assigns a value with a sign to `{name}`",
+        "write `{name} {sign}= ...` to change it, or put the sign beside its value: `{name} = {sign}...`",
+    ),
     "wrong_dtype_store": (
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
         "cast it first: T.cast(value, {want})",
@@ -171,7 +175,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "copy it to shared memory or a fragment first; C must be a fragment, shared or local buffer",
     ),
     "copy_shape": (
-        "T.copy: source extents {src} and destination extents {dst} do not match",
+        "T.copy: the extents of the source {src} and of the destination {dst} do not match",
         "extents must agree after dropping dimensions of size 1",
     ),
     "copy_values": (

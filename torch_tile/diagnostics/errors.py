@@ -11,7 +11,7 @@ import linecache
 import string
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from torch_tile.diagnostics.catalog import CATALOGUE
@@ -99,6 +99,12 @@ class TileError(ValueError):
     def __init__(self, *diagnostics: Diagnostic):
         self.diagnostics = diagnostics
         super().__init__("\n" + "\n".join(d.render() for d in diagnostics))
+
+    def add_places(self, notes: Iterable[tuple[Span | None, str]]) -> None:
+        """Add places to the first finding, such as the line that calls the function in which it is."""
+        first, *rest = self.diagnostics
+        self.diagnostics = (replace(first, notes=(*first.notes, *notes)), *rest)
+        self.args = ("\n" + "\n".join(d.render() for d in self.diagnostics),)
 
     @property
     def code(self) -> str:

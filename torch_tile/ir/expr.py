@@ -325,6 +325,8 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         if like is not None and like.kind != "bool" and (like.is_float or isinstance(number, int)):
             return const(number, like)
         return natural(number)
+    if hasattr(value, "misused"):  # the indices of several sizes under one name
+        raise value.misused()
     if hasattr(value, "requires_grad"):
         fix = "annotate it before its first use, `X: T.Tensor(shape, dtype)`; give one from outside as a parameter"
         raise error(

@@ -22,6 +22,7 @@ from torch_tile.tileop.base import (
     Tile,
     conjunction,
     describe,
+    describe_tile,
     identity_of,
     may_overlap,
     need_region,
@@ -42,7 +43,7 @@ def transpose(src: Tile, dst: Tile) -> None:
     a, b = need_region(src, "transpose", "src"), need_region(dst, "transpose", "dst")
     *outer, rows, columns = a.tile_shape if len(a.tile_shape) > 1 else (const(0, dt.int32),) * 2
     if len(a.tile_shape) < 2 or not same_extents((*outer, columns, rows), b.tile_shape):
-        why = f"is {describe(b.tile_shape)} for a source of {describe(a.tile_shape)}"
+        why = f"is {describe_tile(b)} for a source {describe_tile(a)}"
         fix = "give tiles of two dimensions or more, (..., m, n) and (..., n, m)"
         raise error("bad_argument", None, op="T.transpose", name="dst", why=why, fix=fix)
 

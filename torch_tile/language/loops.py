@@ -127,6 +127,9 @@ def check_iterable(iterable: object) -> None:
     if hasattr(iterable, "take_names"):
         fix = "write `with T.Kernel(blocks, threads=128) as bx:`"
         raise error("python_value", None, problem="T.Kernel is no loop", fix=fix)
+    if hasattr(iterable, "requires_grad"):
+        what = "a loop over a tensor of torch gives tensors, which the kernel does not know"
+        raise error("python_value", None, problem=what, fix="count by `for i in T.serial(n):`, a loop of the device")
     if not isinstance(iterable, enumerate | zip | map | filter):
         return
     name, parts = type(iterable).__name__, iterable.__reduce__()[1]

@@ -96,6 +96,7 @@ def result_span(function: FunctionType) -> Span | None:
 def _compile(function: FunctionType) -> CodeType:
     """Compile the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
+    _refuse_signs(tree, function.__code__.co_filename)
     tree.body = _without_else([_WordsForCalls(function).visit(stmt) for stmt in tree.body])
     reads = Reads(tree)
     body = _Reroute(mutable_names(tree, reads), reads).rewrite_body(tree)
@@ -118,6 +119,19 @@ def _compile(function: FunctionType) -> CodeType:
     for _ in range(2):  # the factory, and in it the function
         code = next(c for c in code.co_consts if isinstance(c, CodeType))
     return code.replace(co_name=tree.name)
+
+
+def _refuse_signs(tree: ast.FunctionDef, file: str) -> None:
+    """Raise the error for `x =+ 1`, by the places of the sign: it stands beside `=`, and apart from the operand."""
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+        value = node.value
+        if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.UAdd | ast.USub):
+            target, sign = node.targets[-1], "+" if isinstance(value.op, ast.UAdd) else "-"
+            if value.col_offset - (target.end_col_offset or 0) == value.operand.col_offset - value.col_offset == 2:
+                span = Span(
+                    file, node.lineno, node.end_lineno or node.lineno, node.col_offset, node.end_col_offset or 0
+                )
+                raise error("sign_behind_equals", span, name=ast.unparse(target), sign=sign)
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:

@@ -39,6 +39,7 @@ _OURS_FILES = (
 )
 _LIBRARIES = tuple(sysconfig.get_path(where) + os.sep for where in ("stdlib", "purelib", "platlib"))
 _OF_VALUES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError)
+MOST_CALLS = 3  # lines that an error in a macro names beside its own
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _POSITIONS: IdMap[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = IdMap()
 
@@ -222,10 +223,16 @@ def tracing() -> Iterator[Tracer]:
         fix = f"write `as ({items[1]}):`: Python reads several `with` items here" if items else ""
         if not fix and re.fullmatch(r"b[xyz]|pid_?\w*|block_?[xyz]", name):
             fix = "name all indices of the grid's blocks: `with T.Kernel(m, n) as (bx, by):`"
-        raise error("undefined_name", span, notes if is_later else (), name=name, fix=fix) from problem
+        told = error("undefined_name", span, notes if is_later else (), name=name, fix=fix)
+        _add_calls(told, problem)
+        raise told from problem
+    except TileError as problem:
+        _add_calls(problem, problem)
+        raise
     except Exception as problem:
-        if is_of_python(problem) and (told := _explained(problem)) is not None:
-            raise told from problem
+        if is_of_python(problem) and (meant := _explained(problem)) is not None:
+            _add_calls(meant, problem)
+            raise meant from problem
         raise
     finally:
         span_source.pop()
@@ -291,17 +298,28 @@ def is_of_ours(problem: Exception) -> bool:
 
 def _explained(problem: Exception) -> TileError | None:
     """Turn Python's exception on an author's line into an author error; None for one that an author raises."""
-    frames = _frames(problem)
-    authors = [f for f in frames if not f.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
-    if not authors:
+    own = _authors(problem)
+    if not own:
         return None
-    folder = os.path.dirname(authors[0].tb_frame.f_code.co_filename)
-    own = [f for f in authors if not (name := f.tb_frame.f_code.co_filename).startswith(_LIBRARIES)
-           or os.path.dirname(name) == folder]  # fmt: skip
     last = own[-1]
-    if last is frames[-1] and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE:
+    if last is _frames(problem)[-1] and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE:
         return None
     return explainers[-1](problem, span_at(last.tb_frame.f_code, last.tb_lasti))
+
+
+def _add_calls(told: TileError, problem: Exception) -> None:
+    """Name the lines that call the macro or function in which an error is, the innermost first."""
+    places = [span_at(f.tb_frame.f_code, f.tb_lasti) for f in reversed(_authors(problem))]
+    if told.span is not None and places and places[0] is not None and places[0].place == told.span.place:
+        told.add_places((place, "called here") for place in places[1 : MOST_CALLS + 1])
+
+
+def _authors(problem: Exception) -> list[TracebackType]:
+    """Return the frames of the author's functions that an exception has left, the innermost last."""
+    authors = [f for f in _frames(problem) if not f.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    folder = os.path.dirname(authors[0].tb_frame.f_code.co_filename) if authors else ""
+    return [f for f in authors if not (name := f.tb_frame.f_code.co_filename).startswith(_LIBRARIES)
+            or os.path.dirname(name) == folder]  # fmt: skip
 
 
 def _frames(problem: Exception) -> list[TracebackType]:

@@ -32,7 +32,16 @@ from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.language.lengths import settled
 from torch_tile.language.trace import author_span, expand_names, let, tracer
 from torch_tile.language.wrap_indices import lane_index
-from torch_tile.tileop.base import describe, may_overlap, no_region, parallel, region_of, same_extents, squeezed
+from torch_tile.tileop.base import (
+    describe,
+    describe_tile,
+    may_overlap,
+    no_region,
+    parallel,
+    region_of,
+    same_extents,
+    squeezed,
+)
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 from torch_tile.tolerance import tolerant
@@ -215,7 +224,7 @@ def store_lanes(place: Vector | Region, value: Any) -> None:
         extents = place.tile_shape
         count = extents[-1].value if extents and isinstance(extents[-1], Const) else 0
         if count != len(value) or any(not (isinstance(e, Const) and e.value == 1) for e in extents[:-1]):
-            raise error("copy_shape", None, src=f"({len(value)})", dst=describe(extents))
+            raise error("copy_shape", None, src=f"({len(value)})", dst=describe_tile(place, extents))
         *outer, last = place.starts
         places = [Load(place.buffer, (*outer, last + n)) for n in range(len(value))]
     else:
@@ -303,7 +312,8 @@ def copy_strided(src: Any, dst: Any, **hints: Any) -> Stmt:
     a, b = (side if isinstance(side, Steps) else Steps(side, (1,) * side.buffer.rank) for side in sides if side)
     extents = squeezed(b.region)
     if not same_extents(squeezed(a.region), extents):
-        raise error("copy_shape", None, src=describe(a.region.extents), dst=describe(b.region.extents))
+        of, to = (describe_tile(side.region, side.region.extents) for side in (a, b))
+        raise error("copy_shape", None, src=of, dst=to)
     if may_overlap(a.region, b.region) and a.region.buffer is b.region.buffer:
         why = "is the source of a copy inside the buffer"
         raise error("bad_slice", None, [(None, "copy to another buffer first")], buffer=b.region.buffer.name, why=why)

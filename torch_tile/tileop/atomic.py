@@ -23,7 +23,7 @@ from torch_tile.tileop.base import (
     RegisteredOp,
     Scalar,
     Tile,
-    describe,
+    describe_tile,
     need_region,
     parallel,
     region_of,
@@ -84,7 +84,7 @@ class Atomic(RegisteredOp):
             return [diagnose("wrong_dtype_store", self.span, value=given, buffer=self.dst.buffer.name, want=dtype)]
         if isinstance(self.value, Expr) or same_extents(squeezed(self.dst), squeezed(self.value)):
             return []
-        src, dst = describe(self.value.extents), describe(self.dst.extents)
+        src, dst = (describe_tile(side, side.extents) for side in (self.value, self.dst))
         return [diagnose("copy_shape", self.span, src=src, dst=dst)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:

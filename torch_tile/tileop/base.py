@@ -196,6 +196,11 @@ def describe(extents: Iterable[Expr]) -> str:
     return "(" + ", ".join(str(e.value) if isinstance(e, Const) else repr(e) for e in extents) + ")"
 
 
+def describe_tile(region: Region, extents: Iterable[Expr] | None = None) -> str:
+    """Format a region by its buffer's name and its extents, those of its tile by default: `a` (32, 64)."""
+    return f"`{region.buffer.name}` {describe(region.tile_shape if extents is None else extents)}"
+
+
 def parallel(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt]) -> Stmt:
     """Build a T.Parallel nest over `extents` (at least one)."""
     loop_vars = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(len(extents)))

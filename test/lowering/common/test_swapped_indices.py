@@ -126,3 +126,15 @@ def test_the_author_is_warned() -> None:
     a, b, c = torch.randn(64, 96), torch.randn(96, 40), torch.empty(64, 40)
     torch_tile.compile(product(64, 40, 96, lambda k, n: (k, n)), target="cpu")(a, b, c)
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(50, 3, 4), (20, 5, 5)], ids=str)
+def test_an_index_behind_the_end_is_no_word_about_the_others(sizes) -> None:
+    @T.prim_func
+    def kernel(X: T.Tensor(sizes, "float32"), Y: T.Tensor((64, *sizes[1:]), "float32")):
+        with T.Kernel(64, threads=32) as bx:
+            row = T.alloc_fragment(sizes[1:], "float32")
+            T.copy(X[bx, :, :], row)
+            T.copy(row, Y[bx, :, :])
+
+    assert not swapped_indices(kernel.program)

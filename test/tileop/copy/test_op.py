@@ -170,7 +170,7 @@ def test_extents_must_agree(complaint):
             tile = T.alloc_shared((4, 8), "float32")
             T.copy(A[0:4, 0:7], tile)  # here
 
-    assert "(4, 7) and destination extents (4, 8)" in complaint(kernel, "copy_shape")
+    assert "the source `A` (4, 7) and of the destination `tile` (4, 8)" in complaint(kernel, "copy_shape")
 
 
 def test_only_memory_can_be_copied():

@@ -77,7 +77,7 @@ def test_shapes_must_agree(complaint):
         with T.Kernel(1) as _:
             T.cumsum(A, B, dim=1)  # here
 
-    assert "(4, 6) and (6, 4) differ" in complaint(kernel, "scan_shape")
+    assert "`A` (4, 6) and `B` (6, 4) differ" in complaint(kernel, "scan_shape")
 
 
 def test_dim_must_exist():

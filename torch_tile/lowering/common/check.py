@@ -472,7 +472,8 @@ class _Check(Rewriter):
                 self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
             elif isinstance(node, Atomic) and _of_several_by_one(node):
                 fix = f"name the element, `{node.dst.buffer.name}[i]`: each iteration updates one"
-                self._refuse(node, f"T.{node.op_name} of several elements by one value inside {parallel}", fix)
+                what = f"T.{node.op_name} of several elements of `{node.dst.buffer.name}` by one value"
+                self._refuse(node, f"{what} inside {parallel}", fix)
             elif isinstance(node, Do) and isinstance(node.call, Call) and lookup(node.call.name).by_hand:
                 fix = "threads run it together: write it before or after the loop, or use T.serial"
                 self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)

@@ -61,10 +61,12 @@ class _Accesses(InOrder):
         last = [self.outer.ranges.interval(start).high for start in starts]
         if math.inf in last:
             return
-        if buffer in self._told or all(at + n <= size for at, n, size in zip(last, wide, sizes, strict=True)):
+        if buffer in self._told:
             return
-        is_behind = any(at >= size for at, size in zip(last, sizes, strict=True))
         for a, b in itertools.combinations(range(len(sizes)), 2):
+            is_behind = last[a] >= sizes[a] or last[b] >= sizes[b]
+            if all(last[n] + wide[n] <= sizes[n] for n in (a, b)):  # they stay inside as they are
+                continue
             ends = (last[b], wide[a], sizes[a]), (last[a], wide[b], sizes[b])  # with these indices swapped
             if all((at < size if is_behind else at + n == size) and at + n >= size for at, n, size in ends):
                 self._told.add(buffer)

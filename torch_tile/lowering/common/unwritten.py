@@ -255,6 +255,8 @@ def _lost_results(program: Program) -> list[Diagnostic]:
     for node in (n for k in program.kernels for n in find(k.body, RegisteredOp, Store, Load, Address, Print)):
         if isinstance(node, RegisteredOp):
             reads, writes = (([r.buffer for r in side]) for side in node.accesses())
+            if len(IdSet(writes)) == 1:  # what an update reads of its own result is no use of it
+                reads = [b for b in reads if b is not writes[0]]
         elif isinstance(node, Store):
             reads, writes = [], [node.buffer]
         else:

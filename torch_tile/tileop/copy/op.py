@@ -18,7 +18,7 @@ from torch_tile.tileop.base import (
     Annotations,
     RegisteredOp,
     Tile,
-    describe,
+    describe_tile,
     is_one,
     need_choice,
     no_region,
@@ -97,7 +97,7 @@ class Copy(RegisteredOp):
         """Check that extents agree once dimensions of size 1 are dropped."""
         if same_extents(squeezed(self.src), squeezed(self.dst)):
             return []
-        src, dst = describe(self.src.extents), describe(self.dst.extents)
+        src, dst = (describe_tile(side, side.extents) for side in (self.src, self.dst))
         return [diagnose("copy_shape", self.span, src=src, dst=dst, fix=self._fitting())]
 
     def _fitting(self) -> str:

@@ -14,7 +14,7 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.node import equal, node_class
 from torch_tile.ir.stmt import Block, Do, Stmt
-from torch_tile.tileop.base import RegisteredOp, Tile, describe, is_one, need_region, same_extents, tile_op
+from torch_tile.tileop.base import RegisteredOp, Tile, describe_tile, is_one, need_region, same_extents, tile_op
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm import fma, mma, wgmma as gemm_wgmma
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
@@ -97,7 +97,7 @@ class Gemm(RegisteredOp):
                 )
         sizes = [_matrix(r) for r in (self.A, self.B, self.C)]
         if any(s is None for s in sizes) or not self._fits(*[s for s in sizes if s is not None]):
-            a, b, c = (describe(r.tile_shape) for r in (self.A, self.B, self.C))
+            a, b, c = (describe_tile(r) for r in (self.A, self.B, self.C))
             a, b = a + ("^T" if self.transpose_A else ""), b + ("^T" if self.transpose_B else "")
             return [*found, diagnose("gemm_shape", self.span, a=a, b=b, c=c, fix=self._fitting(sizes))]
         for region, operand in ((self.A, "A"), (self.B, "B")):

@@ -18,6 +18,7 @@ from torch_tile.tileop.base import (
     RegisteredOp,
     Tile,
     describe,
+    describe_tile,
     identity_of,
     indices_at,
     is_one,
@@ -79,10 +80,12 @@ class Reduce(RegisteredOp):
         kept = [*shape[: self.dim], const(1, dt.int32), *shape[self.dim + 1 :]]
         found = []
         if not (same_extents(dropped, out) or same_extents(kept, out) or (not dropped and same_extents(out, kept))):
-            src, dst = describe(shape), describe(out)
             wanted = describe(dropped or kept)
-            of = f"{src} reduced over dim {self.dim}"
+            of, dst = f"{describe_tile(self.src)} reduced over dim {self.dim}", describe_tile(self.dst)
             found.append(diagnose("reduce_shape", self.span, op=self.op_name, of=of, dst=dst, wanted=wanted))
+        of, into = self.src.buffer.dtype, self.dst.buffer
+        if into.dtype.kind == "bool" and (of.is_float or self.kind in ("sum", "abssum")):
+            found.append(diagnose("wrong_dtype_store", self.span, value=of, buffer=into.name, want=into.dtype))
         if self.kind.startswith("bit") and self.src.buffer.dtype.is_float:
             why = f"has dtype {self.src.buffer.dtype}"
             fix = "bitwise reductions take integers"

@@ -21,7 +21,7 @@ from torch_tile.tileop.base import (
     RegisteredOp,
     Tile,
     conjunction,
-    describe,
+    describe_tile,
     identity_of,
     indices_at,
     need_region,
@@ -74,7 +74,7 @@ class Scan(RegisteredOp):
         """Check that source and destination have one shape."""
         if same_extents(self.src.tile_shape, self.dst.tile_shape):
             return []
-        src, dst = describe(self.src.tile_shape), describe(self.dst.tile_shape)
+        src, dst = describe_tile(self.src), describe_tile(self.dst)
         return [diagnose("scan_shape", self.span, op=self.op_name, src=src, dst=dst)]
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
