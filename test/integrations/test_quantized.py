@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised layers of other libraries, written out here, become ours with the same numbers."""
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -217,6 +218,23 @@ def test_torchao(kind, rounded, rows, seed):
     x = torch.randn(5, K)
     got, want = layer(x), F.linear(x, wide, bias)
     assert (got - want).norm() < (0.04 if rounded else 1e-5) * want.norm()
+
+
+@pytest.mark.parametrize("most", [0.0, 1e-45, 1e-20, 1e4, math.inf, math.nan])
+def test_nested_scales_of_all_sizes(most, seed):
+    """One block's factor of bitsandbytes' scales is 0, tiny, huge or no number; other rows keep theirs."""
+    made = Linear4bit("nf4", 64, True, n=192)
+    made.weight.quant_state.state2.absmax[1] = most  # rows from 128 on
+    made.weight.quant_state.absmax[0] = 255
+    wide, model = made.wide(), nn.Sequential(made)
+    torch_tile.replace_layers(model)
+    ours, x = model[0], torch.randn(5, K)
+    want = x @ wide.t() + made.bias
+    got = ours(x)
+    assert type(ours) is tnn.QuantizedLinear and got[:, :128].isfinite().all()
+    assert math.isfinite(most) or not got[:, 128:].isfinite().any()
+    known = want.isfinite()
+    torch.testing.assert_close(got[known], want[known], rtol=1e-4, atol=1e-4 * float(wide[wide.isfinite()].abs().max()))
 
 
 def test_torchao_with_zeros(seed):

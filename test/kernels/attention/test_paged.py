@@ -155,9 +155,10 @@ def test_pages_of_float8(form, rounds, problems, check, monkeypatch):
 
 
 def value_scales(problems, shape):
-    """Scales from 2^-20 to 1 or all alike, some of them 0 or negative or neither."""
-    spread = problems.pick(0.0, 20.0)
-    scales = 2.0 ** (torch.rand(shape, generator=problems.generator) * -spread)
+    """Scales from 2^-20 or 2^-140 to 1, or all alike, maybe tiny, some of them 0 or negative or neither."""
+    spread = problems.pick(0.0, 20.0, 140.0)
+    least = problems.pick(0.0, 65.0, 100.0)
+    scales = 2.0 ** (torch.rand(shape, generator=problems.generator) * -spread - least)
     signs = torch.randint(problems.pick(-1, 1), 2, shape, generator=problems.generator)
     return scales * signs
 
@@ -197,10 +198,30 @@ def test_float8_is_widened_in_registers(capability, dtype, problems, monkeypatch
                 scales[0][place] = scales[1][place] = math.nan
     out, lse = attention_paged(q, k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
     want, want_lse = reference(q.double(), k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
-    close = {"atol": 1e-2 * want.abs().max().item(), "rtol": 1e-2}
+    least = 2.0**-24 if dtype == torch.float16 else 2.0**-82  # what is stored; where a LEAST_SCALE is lost, times v
+    close = {"atol": 1e-2 * want.abs().max().item() + least, "rtol": 1e-2}
     torch.testing.assert_close(out.double(), want, **close)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-2, rtol=1e-2)
     assert sum("widened in registers" in note for note in notes) >= 2, notes
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("of_values", [False, True])
+@pytest.mark.parametrize("machine", [None, Machine(Target("cuda", 90), 132), Machine(Target("cuda", 80), 108)])
+def test_scales_that_are_no_numbers_reach_the_result(machine, of_values, odd, problems, monkeypatch):
+    """One infinite scale of a visible key or value makes all rows of its head infinite or NaN, and no other."""
+    if machine is not None:
+        for module in (forward, paged):
+            monkeypatch.setattr(module, "machine_of", lambda x: machine)
+        monkeypatch.setattr(JITKernel, "__call__", lambda kernel, *args: kernel.interpret(*args))
+    g, dtype = problems.generator, problems.pick(torch.float16, torch.bfloat16)
+    q = torch.randn(1, problems.pick(1, 3), 4, 32, generator=g).to(dtype)
+    k, v = (torch.randn(4, 16, 2, 32, generator=g).to(E4M3) for _ in range(2))
+    lengths, table = torch.tensor([problems.random.randint(17, 64)]).int(), torch.randperm(4, generator=g)[None].int()
+    scales = [torch.rand(4, 16, 2, generator=g) + 0.1 for _ in range(2)]
+    scales[of_values][table[0, 0], problems.random.randrange(10), 1] = odd
+    out, _ = attention_paged(q, k, v, table, lengths, k_scale=scales[0], v_scale=scales[1])
+    assert out[:, :, :2].isfinite().all() and not out[:, :, 2:].isfinite().any()
 
 
 def test_a_contiguous_cache_of_float8_has_a_page_a_sequence(problems, check):

@@ -62,14 +62,20 @@ def scale_to_float16(tile: Any, queries: Any, unit: Any) -> None:
 
 
 GAIN = 14.0  # weights beside float8 values are float16, at most 2 ** 14.5: those of 2 ** -28 are still exact
-LEAST_SCALE = 2.0**-60  # of a value, else its weight over its scale may pass what float32 holds
+LEAST_SCALE = 2.0**-80  # of a value, else sums of weights over scales may pass what float32 holds
 
 
 @T.macro
 def scale_scores(scores: Any, scales: Any, unit: Any) -> None:
-    """Multiply scores `[rows, keys]` by the scale of each key, and by the unit of each row if there is one."""
+    """Multiply scores `[rows, keys]` by the scale of each key, and by the unit of each row if there is one.
+
+    An infinite scale makes NaN of a score: one of `-inf` would hide the key.
+    """
+    factor = T.alloc_fragment(scales.shape, scales.dtype)
+    for j in T.Parallel(*scales.shape):
+        factor[j] = scales[j] + (scales[j] - scales[j])
     for i, j in T.Parallel(*scores.shape):
-        scores[i, j] = scores[i, j] * (scales[j] if unit is None else scales[j] * unit[i])
+        scores[i, j] = scores[i, j] * (factor[j] if unit is None else factor[j] * unit[i])
 
 
 @T.macro
@@ -77,8 +83,8 @@ def raise_scores(scores: Any, scales: Any, sizes: Any, scale_log2: Any) -> None:
     """Raise scores so that the weight `2 ** (scale_log2 * score)` of a key is times the magnitude of its value's scale.
 
     A row's weights are relative to its largest then, whatever scales there are, and fit in float16. Divide sums of
-    weights by the magnitudes, which `sizes` `[keys]` become. One of 0 counts as LEAST_SCALE. Scores are rounded
-    once more, by which weights differ as by any rounding of scores.
+    weights by the magnitudes, which `sizes` `[keys]` become. Smaller ones count as LEAST_SCALE here. Scores are
+    rounded once more, by which weights differ as by any rounding of scores.
     """
     over = 1.0 / scale_log2
     rise = T.alloc_fragment(sizes.shape, sizes.dtype)
@@ -91,9 +97,15 @@ def raise_scores(scores: Any, scales: Any, sizes: Any, scale_log2: Any) -> None:
 
 @T.macro
 def sign_weights(weights: Any, scales: Any, probs: Any) -> None:
-    """Write weights of `raise_scores` with the sign of the scale of each value, rounded to the dtype of `probs`."""
+    """Write weights of `raise_scores` with the sign of the scale of each value, rounded to the dtype of `probs`.
+
+    A scale below LEAST_SCALE makes its weight as much smaller.
+    """
+    sign = T.alloc_fragment(scales.shape, scales.dtype)
+    for j in T.Parallel(*scales.shape):
+        sign[j] = T.clamp(scales[j] * (1 / LEAST_SCALE), -1.0, 1.0)
     for i, j in T.Parallel(*weights.shape):
-        probs[i, j] = T.cast(T.copysign(weights[i, j], scales[j]), probs.dtype)
+        probs[i, j] = T.cast(weights[i, j] * sign[j], probs.dtype)
 
 
 @dataclass(frozen=True, eq=False)

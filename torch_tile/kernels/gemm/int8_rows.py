@@ -222,10 +222,10 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
                 place, col = T.min(split * own + j, bn - 1), bx * bn + split * own + j
                 total = T.cast(sum_in_cluster(parts[0], (place, row), count), "float32") * (1 / times)
                 if split * own + j < bn:
-                    value = total * operands[1][kind_a.place(row, 0)]
+                    factor = operands[1][kind_a.place(row, 0)]
                     if not kind_b.grouped:
-                        value = value * operands[2][kind_b.place(col, 0)]
-                    out[row, col] = gemm_spec.finish(spec.product, [value], operands[3:], 0, row, col)
+                        factor = factor * operands[2][kind_b.place(col, 0)]
+                    out[row, col] = gemm_spec.finish(spec.product, [total * factor], operands[3:], 0, row, col)
             if count > 1:
                 T.cluster_sync()  # until then the other blocks read this block's part
 

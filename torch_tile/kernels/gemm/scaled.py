@@ -274,10 +274,9 @@ class Ends:
             scales.share()
 
     def scaled(self, value: Any, i: Any, j: Any) -> Any:
-        """Apply the scales of row i and column j of the tile."""
-        for scales, place in ((self.of_a, i), (self.of_b, j)):
-            value = value if scales is None else value * scales.of(place)
-        return value
+        """Multiply by the scales of row i and column j of the tile, first with each other: so float32 holds more."""
+        factors = [scales.of(place) for scales, place in ((self.of_a, i), (self.of_b, j)) if scales is not None]
+        return value * math.prod(factors[1:], start=factors[0]) if factors else value
 
 
 def whole_scales(

@@ -195,7 +195,7 @@ Args:
     score: a text that changes scores, as in `attention_varlen`.
     k_scale: for pages of float8_e4m3fn, float32 `[pages or 1, page or 1, Hkv or 1]`: keys are `k_pages * k_scale`,
         rounded once to q's dtype. One scale for all is `[1, 1, 1]`, one for each head `[1, 1, Hkv]`.
-    v_scale: the same of values.
+    v_scale: the same of values. Beside others, or in bfloat16, one below 2^-80 may count as 0.
 
 Rounding to float8_e4m3fn changes a key by at most 2^-4 of itself, or by 2^-10 scales if it is below 2^-6 scales. So
 scores differ from those of unrounded keys by at most `2^-4 |scale| sum |q| |k|` and what such small keys add, and

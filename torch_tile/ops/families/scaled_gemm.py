@@ -141,6 +141,9 @@ def scaled_gemm(
     (DeepSeek-V3, arXiv:2412.19437, 3.3.2; SmoothQuant, arXiv:2211.10438, for int8). Where the machine has no float8
     products, operands are widened, which is exact.
 
+    Scales of the same kind, of runs or not, are multiplied first. Float32 must hold their product, and that of a run's
+    sum and its scales. Where it does not, a result is infinite or NaN, also beside zeros. Below 2^-126 it loses bits.
+
     Args:
         a: `[M, K]`, float8_e4m3fn, float8_e5m2, or int8.
         b: `[K, N]`, float8 of either kind beside float8, int8, or fewer `bits`; best stored as `[N, K]`, so a
