@@ -74,8 +74,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence, segment)
+            (sequence, segment, group, at), (bz, begin, chunks) = chunks_of(s, others, (bx, head, place), columns)
             at_more = 2 if spec.packed else 0
             tile = T.alloc_shared((both, rows), spec.dtype)
             grad_tile = T.alloc_shared((size, columns), spec.dtype)
