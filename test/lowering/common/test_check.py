@@ -344,7 +344,7 @@ def test_an_iteration_updates_one_element(name, whole):
     with pytest.raises(TileError) as caught:
         torch_tile.compile(kernel, target="cpu")
     (found,) = caught.value.diagnostics
-    assert f"T.{name} of several elements by one value" in found.message and "`B[i]`" in found.fix
+    assert f"T.{name} of several elements of `B` by one value" in found.message and "`B[i]`" in found.fix
     assert found.span.source().endswith("# here")
 
 
