@@ -421,7 +421,7 @@ class JITFunction:
             with collector_paused():
                 made = self.function(*args, **kwargs)
         except (TileError, TypeError) as problem:
-            raise given_tensors(self.__name__, bound) or problem from None
+            raise given_tensors(self.__name__, bound, bool(_inner(source_tree(self.function)))) or problem from None
         if isinstance(made, PrimFunc):
             return made
         tree = source_tree(self.function)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torch_tile.nn.functional
+import torch_tile.ops
 from torch_tile.diagnostics.arguments import calls_back, can_take, explains_misfits, names_parameters
 from torch_tile.nn import Attention
 
@@ -155,3 +157,30 @@ def test_an_operators_error_in_a_layer_names_the_layer_and_what_it_got(make):
     with pytest.raises((RuntimeError, TypeError)) as told:
         layer(x)
     assert f"in the call of the layer Attention with {x.dtype} {list(x.shape)} on {x.device}" in told.value.__notes__
+
+
+@pytest.mark.parametrize(
+    "module, name, meant",
+    [
+        (torch_tile.ops, "group_norm", "torch.nn.functional.group_norm"),
+        (torch_tile.nn, "Embedding", "torch.nn.Embedding"),
+        (torch_tile.nn.functional, "gelu", "torch.nn.functional.gelu"),
+        (torch_tile, "einsum", "torch.einsum"),
+        (torch_tile.nn, "Liner", "Linear?"),
+        (torch_tile.ops, "softmx", "softmax?"),
+        (torch_tile.nn.functional, "rotat", "rotate?"),
+    ],
+)
+def test_names_that_torch_alone_has_are_named(module, name, meant) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value).endswith(meant)
+
+
+def test_a_tensor_that_is_given_twice_and_a_layer_called_with_another_thing() -> None:
+    layer, x = Attention(64, 4), torch.ones(2, 3, 64)
+    with pytest.raises(TypeError, match=r"position_embeddings is of type Tensor; .*: the call takes this tensor once"):
+        layer(x, x, x)
+    quantized = torch_tile.nn.QuantizedLinear.from_linear(nn.Linear(64, 64))
+    with pytest.raises(TypeError, match=r"input is of type ndarray; expected a tensor: torch.from_numpy\(input\)"):
+        quantized(x.numpy())

@@ -14,7 +14,15 @@ from torch_tile.diagnostics.errors import diagnose, fields_of
 
 PACKAGE = Path(torch_tile.__file__).parent
 # Those which no kernel fails with.
-WARNINGS = {"perhaps_unwritten", "unwritten_part", "writes_nothing", "block_race", "swapped_indices", "outside"}
+WARNINGS = {
+    "perhaps_unwritten",
+    "unwritten_part",
+    "writes_nothing",
+    "block_race",
+    "turn_race",
+    "swapped_indices",
+    "outside",
+}
 
 
 def load(path):

@@ -253,3 +253,24 @@ def test_results_that_are_set_first():
     x = torch.randn(96)
     for kernel in (cleared, chosen):
         assert abs(kernel(x).item() - x.double().sum().item()) < 1e-4
+
+
+def test_tensors_without_a_declaration_are_told_to_be_declared():
+    @torch_tile.jit
+    def of_pointers(x_ptr, n):
+        T.store(x_ptr + n, 0)
+
+    with pytest.raises(TileError, match=r"tensor for `x_ptr`, which is declared nowhere[\s\S]*x_ptr: T.Tensor\("):
+        of_pointers(torch.ones(4), 4)
+
+    @torch_tile.jit
+    def of_a_result(X, block=4):
+        X: T.Tensor((4,), "float32")
+        Y = T.empty((4,), "float32")
+        with T.Kernel(1) as _:
+            for i in T.Parallel(block):
+                Y[i] = X[i]
+        return Y
+
+    with pytest.raises(TileError, match="gives a tensor for `block`: leave it out"):
+        of_a_result(torch.ones(4), torch.empty(4))

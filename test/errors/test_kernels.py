@@ -259,6 +259,27 @@ def foreign_element():
     tilelang.compile(kernel, target="cuda:sm_90a")
 
 
+def barrier_as_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            full = T.alloc_barrier([1] * 64)
+            T.copy(A, full)  # here
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
+def barrier_as_value():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            full = T.alloc_barrier(1)
+            full[0] = 1  # here
+            A[0] = 1.0
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
 def no_config():
     @tilelang.autotune(configs=[{"block": 0}, {"block": -1}])
     @tilelang.jit(out_idx=[-1])
@@ -291,6 +312,8 @@ CASES = {
     lost_result: ("lost_result", 'T.empty((64,), "float32")'),
     lost_counts: ("lost_result", 'T.empty((8,), "int32")'),
     foreign_element: ("foreign_element", "own[T.get_thread_binding()]"),
+    barrier_as_tile: ("barrier_as_tile", "T.copy(A, full)"),
+    barrier_as_value: ("barrier_as_tile", "full[0]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "break"),

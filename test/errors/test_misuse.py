@@ -2,6 +2,7 @@
 """One kernel for each mistake that Python itself, or the language's name space, finds on an author's line."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -298,6 +299,24 @@ def loop_over_a_tensor():
     kernel_of(T.macro(compute))
 
 
+def function_without_a_call():
+    def compute(x, A):
+        T.fill(A, -T.infinity)  # here
+
+    kernel_of(compute)
+
+
+def misspelt_member():
+    kernel_of(lambda x, A: T.gemm(A, A, A, policy=T.GemmWarpPolicy.FullColumns))  # here
+
+
+def fraction_for_a_counter():
+    def compute(x, A):
+        return T.alloc_var("int32", init=float("nan"))  # here
+
+    kernel_of(compute)
+
+
 def indices_beside_a_value():
     def compute(x, A):
         for i in T.Parallel(2, 2):
@@ -310,6 +329,9 @@ def indices_beside_a_value():
 CASES = {
     sign_behind_equals: ("sign_behind_equals", "total =+ x"),
     loop_over_a_tensor: ("python_value", "for i in torch.arange(4):"),
+    function_without_a_call: ("python_error", "-T.infinity"),
+    misspelt_member: ("python_error", "T.GemmWarpPolicy.FullColumns"),
+    fraction_for_a_counter: ("bad_argument", 'T.alloc_var("int32", init=float("nan"))'),
     indices_beside_a_value: ("tuple_as_index", 'A.shape[0] * T.cast(x, "int32") + i'),
     element_that_is_none: ("python_value", "A[2] is None"),
     sum_that_is_not_none: ("python_value", "A[0] + 1 is not None"),
@@ -358,6 +380,8 @@ CASES = {
     chosen_buffers: ("bad_choice", "x if n > 0 else z"),
 }
 FIXES = {
+    function_without_a_call: "write its call, T.infinity(...)",
+    misspelt_member: "did you mean `FullCol`",
     list_of_tiles: "for tile in tiles",
     indexed_tensor: "as a parameter",
     misspelt: "did you mean T.sqrt",
@@ -453,3 +477,54 @@ def test_what_many_calls_deep_is_wrong_names_three_of_them():
                 deep(A, 8)
 
     assert str(caught.value).count("called here") == 3
+
+
+UNDEFINED = {
+    "exp": "write T.exp",
+    "float32": "write T.float32",
+    "__syncthreads": "T.sync_threads()",
+    "threadIdx": "write elements in T.Parallel",
+    "blockIdx": "with T.Kernel(...) as",
+    "valeu": "did you mean `value`",
+    "mathh": "did you mean `math`",
+    "qqqq": "define it before this line",
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_an_undefined_name_is_told_what_it_may_stand_for(name):
+    def compute(value, A):
+        return eval(name)
+
+    with pytest.raises(TileError) as caught:
+        kernel_of(compute)
+    (found,) = caught.value.diagnostics
+    assert found.code == "undefined_name" and UNDEFINED[name] in found.fix
+
+
+@pytest.mark.parametrize("name", ["threadIdx", "blockDim", "float4", "half2", "__expf"])
+def test_names_of_cuda_are_told_what_to_write(name):
+    with pytest.raises(TileError) as caught:
+        getattr(T, name)
+    fix = caught.value.diagnostics[0].fix
+    assert "did you mean" not in fix and "docs/writing-kernels.md" not in fix
+
+
+def test_an_operation_of_the_block_that_no_turn_names_is_warned_of():
+    def repeated(turns, named):
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 16, 16), "float32")):
+            with T.Kernel(1) as _:
+                a, c = T.alloc_shared((16, 16), "float32"), T.alloc_fragment((16, 16), "float32")
+                T.clear(c)
+                for i in T.Parallel(turns):
+                    T.copy(A[i if named else 0, 0, 0], a)
+                    T.gemm(a, a, c)
+                T.copy(c, A[0, 0, 0])
+
+    with pytest.warns(UserWarning, match=r"runs once for each turn of T.Parallel\(4\) at .*, and names none of i"):
+        repeated(4, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repeated(4, True)
+        repeated(1, False)

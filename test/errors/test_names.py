@@ -97,7 +97,7 @@ def not_in_kernel():
 
 
 def not_in_kernel_at_all():
-    T.alloc_shared((4,), "float32")
+    T.alloc_shared((4,), "float32")  # here
 
 
 def not_outermost():
@@ -267,7 +267,7 @@ CASES = {
     rebound_in_region: ("rebound_in_region", "count = count + 1"),
     rebound_parameter: ("rebound_in_region", "n = n * 2"),
     not_in_kernel: ("not_in_kernel", "T.clear(A)"),
-    not_in_kernel_at_all: ("not_in_kernel", None),
+    not_in_kernel_at_all: ("not_in_kernel", 'T.alloc_shared((4,), "float32")'),
     not_outermost: ("not_outermost", "T.role(0, 32)"),
     barrier_not_outermost: ("not_outermost", "T.alloc_barrier(1)"),
     nested_kernel: ("nested_kernel", "T.Kernel(2)"),

@@ -189,10 +189,12 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         kinds = kinds_of(parameter.annotation, function)
         if kinds and not any(fits(value) for fits, _ in kinds):
             wanted = " or ".join(dict.fromkeys(text for _, text in kinds))
-            if wanted.startswith("a tensor") and args and hasattr(args[0], "from_linear"):
+            if wanted.startswith("a tensor") and function.__name__ == "__init__" and hasattr(args[0], "from_linear"):
                 wanted += f": {owner}.from_linear(nn.Linear(...)) makes it"
             elif hasattr(value, "data_ptr") and function.__name__ == "__init__":
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
+            elif hasattr(value, "data_ptr") and sum(value is each for each in args) > 1:
+                wanted += ": the call takes this tensor once"
             elif near := _misplaced(function, name, args):
                 wanted += near
             elif wanted.startswith("a text") and callable(value):

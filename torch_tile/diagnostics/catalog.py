@@ -255,6 +255,14 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
         "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",
     ),
+    "barrier_as_tile": (
+        "`{buffer}` is an array of mbarriers, whose elements are no values",
+        "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",
+    ),
+    "turn_race": (
+        "every turn of T.Parallel writes `{buffer}` at this one place, each a value of its own: any of them stays",
+        "name the turn in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
+    ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",
         "return it; scratch memory is T.alloc_global",

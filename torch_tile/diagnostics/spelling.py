@@ -13,6 +13,7 @@ _ALIASES = {
     "labels": ("target",),
     "top_k": ("k", "top"),
     "topk": ("k", "top"),
+    "moe": ("QuantizedExperts", "grouped_gemm"),
     "cache_seqlens": ("seq_lens", "lengths"),
     "context_lens": ("seq_lens", "lengths"),
     "page_table": ("block_table", "block_tables"),
@@ -32,6 +33,7 @@ _ABSENT = {
     "set_cache_dir": "set the environment variable TORCH_TILE_CACHE_DIR before the import",
     "clear_cache": "remove the folder of TORCH_TILE_CACHE_DIR, else ~/.cache/torch_tile",
     "is_available": "kernels run on any CPU; torch.cuda.is_available() tells of GPUs",
+    "reduction": "leave it out: each row has its loss, so take .mean() of the result",
     "inplace": "leave it out: results are new tensors",
     "out": "leave it out: results are new tensors",
 }
@@ -69,9 +71,20 @@ def instead_of(keyword: str, known: Iterable[str]) -> str:
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
-    near = nearest(name, known, 0.66)
-    fix = f"; {_ABSENT[name]}" if name in _ABSENT else f"; did you mean {near}?" if near else ""
+    near, torchs = nearest(name, known, 0.66), _of_torch(name)
+    if torchs and not nearest(name, known, 0.8):
+        near = ""
+    fix = f"; {_ABSENT[name]}" if name in _ABSENT else f"; did you mean {near}?" if near else torchs
     return AttributeError(f"module {module!r} has no attribute {name!r}{fix}")
+
+
+def _of_torch(name: str) -> str:
+    """Return "; " and where torch has a layer or function by this name, or ""."""
+    from importlib import import_module  # not before: `import torch_tile` needs none of it
+
+    homes = ("torch.nn", "torch.nn.functional", "torch")
+    home = next((each for each in homes if not name.startswith("_") and hasattr(import_module(each), name)), "")
+    return f"; torch's own is {home}.{name}" if home else ""
 
 
 def missing_attribute(owner: object, name: str, compiled: type | None = None, call: str = "") -> AttributeError:

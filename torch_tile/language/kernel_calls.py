@@ -91,13 +91,19 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 
-def given_tensors(name: str, bound: Mapping[str, Any]) -> TileError | None:
-    """Return the error for tensors among the compile-time arguments of a lazy kernel; None if there are none."""
+def given_tensors(name: str, bound: Mapping[str, Any], has_inner: bool) -> TileError | None:
+    """Return the error for tensors among the compile-time arguments of a lazy kernel; None if there are none.
+
+    `has_inner` tells if the function defines one inside, which may be the kernel.
+    """
     found = [each for each, value in bound.items() if is_tensor(value)]
     if not found:
         return None
     why = f"got a tensor for `{found[0]}`, which a kernel is compiled for"
     fix = f"give numbers and dtypes to {name}(...), and the tensors to the kernel that it returns: {name}(...)(x)"
+    if not has_inner:
+        why = f"got a tensor for `{found[0]}`, which is declared nowhere"
+        fix = f"begin with `{found[0]}: T.Tensor((64,), 'float32')`, its shape and dtype, and open `with T.Kernel(...)`"
     return error("bad_kernel_call", None, name=name, why=why, fix=fix)
 
 

@@ -12,7 +12,19 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Load, Var, cast, const, is_number, is_zero, maximum, to_expr, to_number
+from torch_tile.ir.expr import (
+    Expr,
+    Load,
+    Var,
+    cast,
+    const,
+    is_constant,
+    is_number,
+    is_zero,
+    maximum,
+    to_expr,
+    to_number,
+)
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import contains, find
@@ -79,6 +91,8 @@ class Loop:
         stops = tuple(_settled("stop", bound, body) for bound in self.stops)
         of_block = any(_is_collective(n) for n in find(body, RegisteredOp))
         if self.kind is LoopKind.PARALLEL and of_block and not contains(body, Break):
+            if not IdSet(loop_vars).any_in(body):
+                _warn_of_repeats(loop_vars, stops, body)
             at.emit(_one_by_one(loop_vars, stops, body))
             return
         made = For(
@@ -151,6 +165,15 @@ def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) ->
     (outermost,) = body.stmts
     assert isinstance(outermost, For)
     return outermost
+
+
+def _warn_of_repeats(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) -> None:
+    """Warn of an operation of the whole block in a T.Parallel of several turns, none of whose indices it names."""
+    op = next(n for n in find(body, RegisteredOp) if _is_collective(n))
+    if not all(is_constant(stop, 1) for stop in stops):
+        names, turns = ", ".join(var.name for var in loop_vars), ", ".join(map(repr, stops))
+        text = f"T.{op.op_name} runs once for each turn of T.Parallel({turns}) at {op.span}, and names none of {names}"
+        warnings.warn(f"{text}; write it outside of the loop: all threads of the block share its work", stacklevel=4)
 
 
 def _settled(name: str, bound: Expr, body: Block) -> Expr:

@@ -127,6 +127,9 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
     `language` has the functions whose calls may be wrong.
     """
     text = str(problem)
+    if isinstance(problem, NameError):
+        name = problem.name or text.split("'")[1]
+        return error("undefined_name", span, name=name, fix=_meant(name, problem, language))
     if isinstance(problem, AttributeError):
         kind = type(problem.obj)
         if isinstance(problem.obj, Expr | Handle | Region):
@@ -175,7 +178,10 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
         return error("python_value", span, problem=what, fix="write T.cast(x, dtype) of the value itself")
     words = set(re.findall(r"\w+", text))
     if words.isdisjoint(_CLASSES):
-        return error("python_error", span, problem=f"{type(problem).__name__}: {text}")
+        fix = _uncalled(text, span, language)
+        if isinstance(problem, AttributeError) and (near := nearest(str(problem.name), dir(problem.obj))):
+            fix = f"did you mean `{near}`?"
+        return error("python_error", span, problem=f"{type(problem).__name__}: {text}", fix=fix)
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
     fix = _instead(span, language)
     if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
@@ -215,6 +221,28 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
     if name.startswith("reduce_") and "missing" in why:
         fix = f"the result is a tile of yours: T.{name}(tile, out, dim) writes into `out`"
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters), fix=fix)
+
+
+def _meant(name: str, problem: NameError, language: Any) -> str:
+    """Suggest what an undefined name stands for: a near name of its function, T's, or what replaces it; "" if none."""
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    known = [*trace.tb_frame.f_locals, *trace.tb_frame.f_globals] if trace is not None else []
+    if near := get_close_matches(name, (each for each in known if not each.startswith("__")), 1, 0.75):
+        return f"did you mean `{near[0]}`?"
+    if name in vars(language) and not isinstance(getattr(language, name), ModuleType):
+        return f"write T.{name}"
+    return instead(name)
+
+
+def _uncalled(text: str, span: Span | None, language: Any) -> str:
+    """Suggest the call of a function of T that stands where a value is wanted; "" if there is none."""
+    if "'function'" not in text or span is None:
+        return ""
+    named = re.findall(r"\bT\.(\w+)\b(?!\s*[(.])", span.source())
+    found = next((name for name in named if inspect.isfunction(getattr(language, name, None))), None)
+    return f"T.{found} is a function: write its call, T.{found}(...)" if found else ""
 
 
 def _kind(name: str) -> str:
@@ -263,6 +291,9 @@ INSTEAD = {
     "array": "T.alloc_local(shape, dtype) is an array of each thread; T.alloc_fragment is a tile",
     "arange": "loop by `for i in T.Parallel(n)`, whose i counts from 0",
     "device_print": "T.print(value, msg)",
+    "threadIdx": "tiles need no thread: write elements in T.Parallel; T.get_thread_binding() is the thread's number",
+    "blockIdx": "`with T.Kernel(...) as (bx, by)` names the block's indices",
+    "blockDim": "T.Kernel(..., threads=128) sets the threads of a block",
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
     "softmax": "T.reduce_max(tile, row_max, dim), T.exp(x - row_max), T.reduce_sum(tile, total, dim), then divide",
@@ -337,7 +368,9 @@ FAMILIES = (
     (r"float6\w*|float8_e4m3(b11fnuz)?|float8_e3m4",
      "no value of this type can be computed with: read it as uint8 and decode its bits"),
     (r"ptx_mma_sm70", "sm_70 is not supported: T.gemm chooses the instruction"),
-    (r"[a-z]+\d+\w*x\d+", "values have one lane: write elements, in T.vectorized or T.Parallel"),
+    (r"(u?(char|short|int|long)|float|double|half)[2-4]|[a-z]+\d+\w*x\d+",
+     "values have one lane: write elements, in T.vectorized or T.Parallel"),
+    (r"__(exp|exp10|log|log2|log10|sin|cos|tan|pow)f", "T.__exp and its like are CUDA's fast forms"),
     (r"(WS[A-Z]\w*|WSID|ws_op|annotate_ws_\w+)",
      "roles are not declared: write `with T.ws(n):` or `with T.role(...):`, or leave them to T.Pipelined"),
     (r"(WGMMA|Sparse|WGSparse|TensorCore)\w*|compute_gmma_descriptor",

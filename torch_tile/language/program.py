@@ -620,7 +620,7 @@ class _Run:
         if not missing:
             return None
         default = inspect.signature(self.call.function).parameters[missing[0]].default
-        fix = f"the call gives a tensor for `{missing[0]}`: give a value as its default, {default!r}"
+        fix = f"the call gives a tensor for `{missing[0]}`: leave it out, or give a value as its default, {default!r}"
         is_plain = isinstance(default, bool | int | float | str)
         span = parameter_span(self.call.function, missing[0])
         return error("tensor_not_annotated", span, name=missing[0], fix=fix if is_plain else "")

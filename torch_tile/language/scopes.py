@@ -29,6 +29,7 @@ from torch_tile.language.values import Handle, Indices, TensorType, dtype_of, sh
 from torch_tile.language.vectors import VectorVariable
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
+from torch_tile.tolerance import tolerant
 
 MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a multiprocessor; fewer on some GPUs
 
@@ -319,6 +320,9 @@ def alloc_var(dtype: Any, init: Scalar | str | None = None, scope: str = "local.
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
     value = 0 if init is None else init
+    if isinstance(value, float) and to.is_integer and not value.is_integer() and not tolerant():
+        why, fix = f"is {value}, and the variable holds {to}", "give a whole number, or a dtype of floats"
+        raise error("bad_argument", None, op="T.alloc_var", name="init", why=why, fix=fix)
     is_number_of_float = isinstance(value, float) and math.isfinite(value) and to.is_float and to.lanes == 1
     if is_number_of_float and abs(value) > greatest(to).value * (1 + 2**-24):  # 3.4028235e38 is float32's
         why, fix = f"is {value}, which exceeds maximum of {to}", f'give a value that {to} has, or float("inf")'

@@ -195,7 +195,8 @@ _STATE = _State()
 def tracer(what: str = "this") -> Tracer:
     """Return the active tracer; an author error outside tracing."""
     if _STATE.tracer is None:
-        raise error("not_in_kernel", None, what=what)
+        fix = "write it in a function below @torch_tile.jit or @T.prim_func: Python runs this one as it is"
+        raise error("not_in_kernel", author_span(), what=what, fix=fix)
     return _STATE.tracer
 
 
@@ -223,7 +224,10 @@ def tracing() -> Iterator[Tracer]:
         fix = f"write `as ({items[1]}):`: Python reads several `with` items here" if items else ""
         if not fix and re.fullmatch(r"b[xyz]|pid_?\w*|block_?[xyz]", name):
             fix = "name all indices of the grid's blocks: `with T.Kernel(m, n) as (bx, by):`"
-        told = error("undefined_name", span, notes if is_later else (), name=name, fix=fix)
+        if fix or is_later:
+            told = error("undefined_name", span, notes if is_later else (), name=name, fix=fix)
+        else:
+            told = explainers[-1](problem, span)
         _add_calls(told, problem)
         raise told from problem
     except TileError as problem:

@@ -227,3 +227,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
         x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def __getattr__(name: str) -> Any:
+    """Name the nearest function for a name that is not there."""
+    from torch_tile.diagnostics.spelling import missing_name
+
+    raise missing_name(__name__, name, [each for each, own in globals().items() if callable(own) and each.islower()])

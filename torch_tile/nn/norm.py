@@ -143,11 +143,11 @@ class LayerNorm(nn.LayerNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+        super().__init__([last_dimension(shape)], eps, elementwise_affine, bias, device, dtype)
 
     @explains_misfits
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Map `[..., N]` to `[..., N]`. Raises ValueError if it was made for several dimensions."""
+        """Map `[..., N]` to `[..., N]`. Raises ValueError if torch's layer, which became this, has several."""
         last_dimension(self.normalized_shape)
         out: torch.Tensor = torch.ops.tile.layer_norm.default(input, self.weight, self.bias, self.eps)
         return out

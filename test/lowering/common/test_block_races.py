@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of all blocks to one place: those with values of their own are found, and no others."""
+"""Stores of all blocks, or turns of T.Parallel, to one place: those with own values are found, and no others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import torch_tile.language as T
-from torch_tile.lowering.common.block_races import block_races
+from torch_tile.lowering.common.block_races import block_races, turn_races
 
 
 def found_in(body: Callable[[Any, Any, Any], None], blocks: int) -> list[str]:
@@ -79,3 +79,67 @@ def test_values_of_their_own_race(body: Callable[[Any, Any, Any], None]) -> None
 @pytest.mark.parametrize("body", [own_place, own_place_by_a_name, one_value, one_block, added_up, own_turns])
 def test_others_do_not(body: Callable[[Any, Any, Any], None]) -> None:
     assert not found_in(body, 4)
+
+
+def turns(body: Callable[[Any, Any, Any, Any], None], sizes: tuple[int, int]) -> list[str]:
+    @T.prim_func
+    def kernel(X: T.Tensor((64, 8), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            x, y = T.alloc_fragment((64, 8), "float32"), T.alloc_shared((64,), "float32")
+            T.copy(X, x)
+            T.clear(y)
+            for i, j in T.Parallel(*sizes):
+                body(x, y, i, j)
+            T.copy(y, Y)
+
+    return [found.code for found in turn_races(kernel.program)]
+
+
+def all_to_one(x, y, i, j):
+    y[3] = x[i, 0]
+
+
+def a_row_to_one(x, y, i, j):
+    y[i] = x[i, j]
+
+
+def by_a_variable(x, y, i, j):
+    v = T.alloc_var("float32")
+    v = x[i, j] * 2
+    y[0] = v
+
+
+@T.macro
+def one_of_them(x, y, i, j):
+    if j == 3:
+        y[i] = x[i, j]
+
+
+def own_places(x, y, i, j):
+    y[i * 8 + j] = x[0, j]
+
+
+def equal_values(x, y, i, j):
+    y[i] = x[i, 0] + 1
+
+
+def sums(x, y, i, j):
+    y[i] += x[i, j]
+
+
+def updates(x, y, i, j):
+    T.atomic_max(y[i], x[i, j])
+
+
+@pytest.mark.parametrize("body", [all_to_one, a_row_to_one, by_a_variable], ids=lambda f: f.__name__)
+def test_stores_of_turns_to_one_place_are_found(body):
+    assert "turn_race" in turns(body, (8, 8))
+
+
+@pytest.mark.parametrize("body", [own_places, equal_values, one_of_them, sums, updates], ids=str)
+def test_turns_with_places_or_values_of_their_own_are_not(body):
+    assert not turns(body, (8, 8))
+
+
+def test_a_single_turn_races_with_none():
+    assert not turns(a_row_to_one, (8, 1)) and not turns(all_to_one, (1, 1))

@@ -138,3 +138,23 @@ def test_an_index_behind_the_end_is_no_word_about_the_others(sizes) -> None:
             T.copy(row, Y[bx, :, :])
 
     assert not swapped_indices(kernel.program)
+
+
+def heads_first(X, by, bx, s) -> None:
+    T.copy(X[by, bx * 8 : bx * 8 + 8, :], s)
+
+
+def rows_first(X, by, bx, s) -> None:
+    T.copy(X[bx * 8 : bx * 8 + 8, by, :], s)
+
+
+@pytest.mark.parametrize("read, count", [(heads_first, 1), (rows_first, 0)], ids=["heads first", "rows first"])
+def test_slices_take_their_extents_along(read, count) -> None:
+    @T.prim_func
+    def kernel(X: T.Tensor((50, 3, 16), "float32"), Y: T.Tensor((3, 56, 16), "float32")):
+        with T.Kernel(7, 3, threads=32) as (bx, by):
+            s = T.alloc_shared((8, 16), "float32")
+            read(X, by, bx, s)
+            T.copy(s, Y[by, bx * 8 : bx * 8 + 8, :])
+
+    assert len(swapped_indices(kernel.program)) == count

@@ -74,7 +74,9 @@ def explain(
             outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
         except Exception as problem:
             if len(args) == 1 and isinstance(args[0], list | tuple):
-                problem.add_note(f"explain gave the model one {type(args[0]).__name__}: write explain(model, *inputs)")
+                are_sizes = all(isinstance(each, int) for each in args[0])
+                fix = f"torch.randn({tuple(args[0])})" if are_sizes else "*inputs"
+                problem.add_note(f"explain gave the model one {type(args[0]).__name__}: write explain(model, {fix})")
             raise
         if backward:
             _backward(outputs)

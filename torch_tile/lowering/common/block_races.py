@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find stores of all blocks of a grid to one place, each with a value of its own: the last block's stays.
+"""Find stores to one place by all blocks of a grid, or all turns of a T.Parallel, each with a value of its own.
 
-Only certain ones count. The value depends on the block. The place and the conditions around the store do not, nor do
-they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: left alone.
+Only certain ones count. The value depends on the block or turn. The place and the conditions around the store do not,
+nor do they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: left alone.
+So are stores in loops that read the place, as sums do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, find
-from torch_tile.ir.stmt import Alloc, Break, Continue, Do, For, If, Kernel, Let, Program, Stmt, Store, While
+from torch_tile.ir.stmt import Alloc, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
 
 
@@ -33,11 +34,27 @@ def block_races(program: Program) -> list[Diagnostic]:
     return found
 
 
-def _is_ordered(kernel: Kernel) -> bool:
-    """Return whether a kernel holds what may order its blocks, or skip statements in some of them."""
-    if contains(kernel.body, Do, Break, Continue):
+def turn_races(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each store by all turns of a T.Parallel to one place, with values of their own."""
+    found: list[Diagnostic] = []
+    for loop in find(program, For):
+        if loop.kind is not LoopKind.PARALLEL or _is_ordered(loop):
+            continue
+        for var, stop in zip(loop.vars, loop.stops, strict=True):
+            if isinstance(stop, Const) and stop.value < 2:
+                continue
+            flow = _OfTurns([var])
+            while flow.pass_over(loop):
+                pass
+            found += flow.races
+    return found
+
+
+def _is_ordered(node: Kernel | For) -> bool:
+    """Return whether a kernel or loop holds what may order its blocks or turns, or skip statements in some of them."""
+    if contains(node.body, Do, Break, Continue):
         return True
-    named = [op.op_name for op in find(kernel.body, RegisteredOp)] + [call.name for call in find(kernel.body, Call)]
+    named = [op.op_name for op in find(node.body, RegisteredOp)] + [call.name for call in find(node.body, Call)]
     return any("atomic" in name or "arrive" in name for name in named)
 
 
@@ -49,10 +66,10 @@ class _OfBlocks(Rewriter):
         self.races: list[Diagnostic] = []
         self.around: list[Node] = []  # conditions and bounds around the statement
 
-    def pass_over(self, kernel: Kernel) -> bool:
+    def pass_over(self, node: Kernel | For) -> bool:
         """Visit the statements once; return whether more names than before depend on the block."""
         before, self.races = len(self.names), []
-        self(kernel.body)
+        self(node.body)
         return len(self.names) > before
 
     def depends(self, *nodes: Node) -> bool:
@@ -118,3 +135,18 @@ class _OfBlocks(Rewriter):
                 self.names.add(buffer.base or buffer)
         elif own and not apart and not any(contains(each, Load, Call) for each in (*self.around, *place)):
             self.races.append(diagnose("block_race", node.span, buffer=buffer.name))
+
+
+class _OfTurns(_OfBlocks):
+    """Follow values that depend on one index of a T.Parallel, and collect the stores that race."""
+
+    def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
+        """Follow a value into a variable of the turn, or report its store to memory of all turns."""
+        own, apart = self.depends(*values), self.depends(*self.around, *place)
+        if buffer.scope in ("var", "local"):
+            if own or apart:
+                self.names.add(buffer.base or buffer)
+        elif own and not apart and not any(contains(each, Load, Call) for each in (*self.around, *place)):
+            read = (n.buffer.base or n.buffer for each in values for n in find(each, Load, Region))
+            if not any(one is (buffer.base or buffer) for one in read):
+                self.races.append(diagnose("turn_race", node.span, buffer=buffer.name))

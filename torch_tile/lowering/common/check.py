@@ -54,7 +54,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
-from torch_tile.lowering.common.block_races import block_races
+from torch_tile.lowering.common.block_races import block_races, turn_races
 from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
@@ -78,7 +78,8 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    for each in (*check.doubtful, *partly_written(program), *block_races(program), *swapped_indices(program)):
+    doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *turn_races(program))
+    for each in (*doubtful, *swapped_indices(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
@@ -396,6 +397,7 @@ class _Check(Rewriter):
 
     def visit_Store(self, store: Store) -> Stmt:
         """Check the place of a store, and that every thread stores to a fragment."""
+        self._of_values(store.buffer, store)
         self._element(store.buffer, store.indices, store)
         if store.buffer.scope == "fragment" and not self.in_nest and self.runs:
             index = next(filter(self._parts, store.indices), None)
@@ -410,6 +412,7 @@ class _Check(Rewriter):
 
     def _region(self, region: Region, op: Stmt) -> None:
         """Check that a region is affine unless it is one element, and in a tile within the bounds."""
+        self._of_values(region.buffer, op)
         single = all(isinstance(r.extent, Const) and r.extent.value == 1 for r in region.ranges)
         for dim, r in enumerate(region.ranges):
             if not single and not _is_affine(r.start):
@@ -421,6 +424,11 @@ class _Check(Rewriter):
             elif not r.covers(region.buffer.shape[dim]):
                 stop = r.start + r.extent
                 self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
+
+    def _of_values(self, buffer: Buffer, node: Node) -> None:
+        """Refuse mbarriers where values are read or written."""
+        if buffer.scope == "barrier":
+            self.found.append(diagnose("barrier_as_tile", node.span, buffer=buffer.name))
 
     def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
         """Check that an access is within a tile's bounds, and does not always miss a tensor."""

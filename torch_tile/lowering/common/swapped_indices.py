@@ -67,11 +67,21 @@ class _Accesses(InOrder):
             is_behind = last[a] >= sizes[a] or last[b] >= sizes[b]
             if all(last[n] + wide[n] <= sizes[n] for n in (a, b)):  # they stay inside as they are
                 continue
-            ends = (last[b], wide[a], sizes[a]), (last[a], wide[b], sizes[b])  # with these indices swapped
-            if all((at < size if is_behind else at + n == size) and at + n >= size for at, n, size in ends):
+            # With these indices swapped: tiles of a copy keep their extents, slices take them along.
+            orders = ((last[b], wide[a]), (last[a], wide[b])), ((last[b], wide[b]), (last[a], wide[a]))
+            if any(_fit(order, (sizes[a], sizes[b]), is_behind) for order in orders):
                 self._told.add(buffer)
                 reach, name = tuple(map(int, last)), buffer.name
                 self.found.append(
                     diagnose("swapped_indices", node.span, buffer=name, sizes=tuple(sizes), last=reach, a=a, b=b)
                 )
                 return
+
+
+def _fit(ends: Sequence[tuple[float, int]], sizes: Sequence[int], is_behind: bool) -> bool:
+    """Return whether last tiles, each its begin and extent, reach the ends of sizes; to the number, unless some begin
+    behind an end as they are written."""
+    return all(
+        (at < size if is_behind else at + n == size) and at + n >= size
+        for (at, n), size in zip(ends, sizes, strict=True)
+    )
