@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines and scopes of generated text."""
 
+from dataclasses import replace
+
 import pytest
 
 from torch_tile.codegen.lines import GUARDED, MOST, Lines, iterations_of, picks_registers, pragma, size_of
@@ -113,6 +115,15 @@ def test_loops_that_wait_are_not_unrolled():
     wait = mbarrier_wait(Address(barrier, (const(0, dt.int32),)), const(0, dt.int32))
     assert pragma(loop(Var("n", dt.int32, "size"), wait, kind=LoopKind.SERIAL)) == "#pragma unroll 1"
     assert pragma(loop(2, wait)) == "#pragma unroll"
+
+
+def test_the_author_chooses_how_often_a_body_is_repeated():
+    i = Var("i", dt.int32, "loop")
+    for factor in (1, 4):
+        plain = replace(loop(8, store(), kind=LoopKind.SERIAL, var=i), factor=factor)
+        assert pragma(plain) == f"#pragma unroll {factor}"
+        assert pragma(replace(plain, body=Block((store(LOCAL, i),)))) == "#pragma unroll"  # it picks registers
+    assert pragma(replace(loads(8, count=3), factor=1)) == "#pragma unroll 1"
 
 
 def loads(turns: int | Expr, *more, count: int = 1) -> For:

@@ -181,6 +181,7 @@ def every_statement() -> Program:
             If(Load(v, ()) > 9, Block((Break(),)), Block(())),
         ))),
         For(LoopKind.UNROLLED, (q,), (const(1, dt.int32),), (n,), Block(()), step=3),
+        For(LoopKind.SERIAL, (Var("q", dt.int32, "loop"),), (const(1, dt.int32),), (n,), Block(()), step=3, factor=2),
         Assert(Load(v, ()) >= 0, 'it "broke"'), Print("acc", frag_region), Print("v", Load(v, ())),
         Do(Call("atomic", (Address(C, (bx, by)), const(1, dt.float16)), dt.int32, ("add",))),
     ))  # fmt: skip
@@ -221,6 +222,8 @@ def main(A: T.Tensor((M, N), T.float32), S: T.StridedTensor((M, N), (N * 2, 2), 
             if v > 9:
                 break
         for q in T.unroll(1, n, 3):
+            pass
+        for q in T.unroll(1, n, 3, unroll_factor=2):
             pass
         T.device_assert(v >= 0, "it \\"broke\\"")
         T.print(acc, "acc")

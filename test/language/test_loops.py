@@ -33,11 +33,15 @@ def test_kinds_and_bounds():
             A[i] = 1.0
         for i in range(n):
             A[i] = 1.0
+        for i in T.unroll(8, unroll_factor=2):
+            A[i] = 1.0
 
     found = loops(body)
+    assert [f.factor for f in found] == [0, 0, 0, 0, 0, 2]
     assert [(f.kind, repr(f.starts[0]), repr(f.stops[0]), f.step) for f in found] == [
         (LoopKind.SERIAL, "0", "3", 1), (LoopKind.SERIAL, "1", "n", 2), (LoopKind.UNROLLED, "2", "4", 1),
         (LoopKind.VECTOR, "0", "8", 1), (LoopKind.SERIAL, "0", "n", 1),
+        (LoopKind.SERIAL, "0", "8", 1),
     ]  # fmt: skip
 
 
@@ -127,6 +131,8 @@ WRONG = {
     "parallel of nothing": (lambda n: T.Parallel(), "bad_argument"),
     "parallel of a float": (lambda n: T.Parallel(2, 1.5), "bad_loop_range"),
     "parallel of a float expression": (lambda n: T.Parallel(n * 0.5), "bad_loop_range"),
+    "unrolled never": (lambda n: T.unroll(4, unroll_factor=0), "bad_argument"),
+    "unrolled by a half": (lambda n: T.unroll(4, unroll_factor=0.5), "bad_argument"),
     "step zero": (lambda n: T.serial(0, 4, 0), "bad_argument"),
     "step of an expression": (lambda n: T.serial(0, 4, n), "bad_argument"),
     "half a stage": (lambda n: T.Pipelined(4, num_stages=1.5), "bad_argument"),

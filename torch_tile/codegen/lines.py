@@ -53,6 +53,8 @@ def pragma(loop: For) -> str | None:
     """Return the pragma line in front of a loop; None leaves the choice to the compiler."""
     if picks_registers(loop):
         return "#pragma unroll"
+    if loop.factor:
+        return f"#pragma unroll {loop.factor}"
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
         # Copies of asynchronous products, and their remainder, meet on paths that the assembler cannot follow.
         # Iterations that wait for other threads gain nothing, and producers have few registers.

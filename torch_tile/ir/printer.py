@@ -393,10 +393,12 @@ class Printer(ExprPrinter):
             args.append(f"num_stages={f.stages}")
             args += [f"{k}={list(v)!r}" for k, v in (("order", f.order), ("stage", f.stage)) if v]
         args += [*options, *["ping_pong=True"] * f.ping_pong, *["independent=True"] * f.independent]
+        args += [f"unroll_factor={f.factor}"] * (f.factor > 0)
         if f.layout is not None:
             args.append(f'loop_layout="{f.layout}"')
         with self.names.bound(f.vars) as names:
-            self.line(f"for {', '.join(names)} in T.{f.kind.value}({', '.join(args)}):")
+            name = stmt.LoopKind.UNROLLED.value if f.factor else f.kind.value
+            self.line(f"for {', '.join(names)} in T.{name}({', '.join(args)}):")
             self.body(f.body)
 
     def _if(self, s: stmt.If, word: str = "if") -> None:

@@ -55,7 +55,8 @@ class For(Stmt):
     Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED.
     `layout` belongs to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and
     "r"). With `ping_pong`, warpgroups take turns in starting products. With `independent`, the author promises that
-    iterations of a PARALLEL nest never meet in an element.
+    iterations of a PARALLEL nest never meet in an element. The text for a GPU has `factor` iterations of a SERIAL
+    loop side by side; where that is 0, the compiler chooses.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)
@@ -71,6 +72,7 @@ class For(Stmt):
     layout: Layout | None = None
     ping_pong: bool = False
     independent: bool = False
+    factor: int = 0
 
 
 @node_class

@@ -55,6 +55,7 @@ class Loop:
     layout: Layout | None = None
     ping_pong: bool = False
     independent: bool = False
+    factor: int = 0
     asynchronous: bool = False
 
     def __reversed__(self) -> Iterator[Any]:
@@ -97,7 +98,7 @@ class Loop:
             return
         made = For(
             self.kind, loop_vars, starts, stops, body, self.step, self.stages, self.order, self.stage,
-            self.layout, self.ping_pong, self.independent,
+            self.layout, self.ping_pong, self.independent, self.factor,
         )  # fmt: skip
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
@@ -245,11 +246,18 @@ def unroll(
     start: Scalar, stop: Scalar = None, step: int | None = 1, *, explicit: bool = False,
     unroll_factor: int | None = None, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
-    """Run a loop as T.serial does, with its body repeated in the generated code.
+    """Run a loop as T.serial does, with its body repeated in the generated code: `unroll_factor` times on a GPU, 1 for
+    a loop that must stay one, or as often as the compiler likes. Loops that pick registers are always unrolled.
 
-    `explicit`, `unroll_factor` and `annotations` are hints of TileLang's without effect.
+    `explicit` and `annotations` are hints of TileLang's without effect. Raises TileError (bad_argument) for a factor
+    that is no positive integer.
     """
-    return _range(LoopKind.UNROLLED, start, stop, step)
+    if unroll_factor is not None and not (isinstance(unroll_factor, int) and unroll_factor >= 1):
+        why, fix = f"is {unroll_factor!r}"[:60], "give how often the body is repeated, 1 or more"
+        raise error("bad_argument", None, op="T.unroll", name="unroll_factor", why=why, fix=fix)
+    if unroll_factor is None:
+        return _range(LoopKind.UNROLLED, start, stop, step)
+    return _range(LoopKind.SERIAL, start, stop, step, factor=int(unroll_factor))
 
 
 def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations = None) -> Loop:
