@@ -105,6 +105,12 @@ def first_threads(condition: Expr, thread: Var | None) -> int:
     return 0
 
 
+def _polls(kernel: st.Kernel) -> bool:
+    """Return whether a loop of the kernel repeats an atomic access until it ends the loop: a wait for other threads."""
+    loops = (n for n in find(kernel, For, While) if isinstance(n, While) or any(find(n, Break)))
+    return any(lookup(call.name).atomic for loop in loops for call in find(loop, Call))
+
+
 class Walk:
     """Find the places of barriers in one kernel or role.
 
@@ -119,12 +125,15 @@ class Walk:
     branches: int
     showing: bool
 
-    def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None):
+    def __init__(
+        self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None,
+        polls: bool | None = None,
+    ):  # fmt: skip
         self.kernel, self.threads = kernel, threads
         self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
         self.facts: Facts = Facts(kernel, self.filled)
         self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
-        self.hazards: Hazards = Hazards(threads, first)
+        self.hazards: Hazards = Hazards(threads, first, _polls(kernel) if polls is None else polls)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
         self.own: dict[Role, Do] = {}
@@ -273,7 +282,7 @@ class Walk:
                 self.after_roles = False
                 self._barrier(place, state, places)
             return
-        found = [(old, access) for old, access in clashes if access.buffer.scope == "shared"]
+        found = [(a, b) for a, b in clashes if b.buffer.scope == "shared" and not (a.atomic and b.atomic)]
         if not found or self._group_barrier(one, place, state, places):
             return
         if not self.in_warps or not all(self._meets_in_warp(*pair) for pair in found):
@@ -311,7 +320,7 @@ class Walk:
         """
         if state.since:
             self._barrier(place, state, places)
-        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
+        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
