@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from emulate import emulate
 
 import torch_tile as tilelang
 import torch_tile.language as T
@@ -193,6 +194,70 @@ def test_loads_and_stores(dtype, order, way, seed):
     a, b, c = (make(*shape).to(getattr(torch, dtype)) for shape in ((7, 5), (7, 5), (4,)))
     way(kernel, a, b, c)
     assert torch.equal(a, b) and c.tolist() == [a[3, 2].item(), 0, *a[1, :2].tolist()]
+
+
+@pytest.mark.parametrize("second", ["load", "max", "xor", "store"])
+@pytest.mark.parametrize("first", ["add", "or", "store"])
+@pytest.mark.parametrize("scope", ["shared", "global"])
+def test_updates_come_in_the_order_of_statements(scope, first, second, way, seed):
+    """Threads of several warps update memory, then update it in another way or read it by T.atomic_load."""
+    n = 150
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "int32"), out: T.Tensor((n,), "int32"), memory: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((n,), "int32") if scope == "shared" else memory
+            T.clear(s)
+            for i in T.Parallel(n):
+                getattr(T, f"atomic_{first}")(s[(i * 7 + 3) % n], A[i])
+            for i in T.Parallel(n):
+                if second == "load":
+                    out[i] = T.atomic_load(s[i], memory_order="relaxed")
+                else:
+                    getattr(T, f"atomic_{second}")(s[i], A[i])
+            for i in T.Parallel(n):
+                if second != "load":
+                    out[i] = s[i]
+
+    a, out, memory = (torch.randint(-99, 99, (n,), dtype=torch.int32) for _ in range(3))
+    expected = torch.empty_like(a)
+    expected[(torch.arange(n) * 7 + 3) % n] = a
+    expected = {"load": expected, "store": a}.get(second, FOLD.get(second, torch.add)(expected, a))
+    way(kernel, a, out, memory)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("loop", ["while", "for"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_no_barrier_between_threads_that_wait_for_each_other(target, loop):
+    """A barrier between the two branches would never be reached."""
+
+    @T.prim_func
+    def kernel(out: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            flags = T.alloc_shared((2,), "int32")
+            T.clear(flags)
+            for mine in range(2):
+                if tx // 32 == mine:
+                    if mine == 0:
+                        T.atomic_store(flags[0], 1)
+                    if loop == "while":
+                        while T.atomic_load(flags[1 - mine], memory_order="acquire") == 0:
+                            T.evaluate(0)
+                    else:
+                        for _ in T.serial(1 << 20):
+                            if T.atomic_load(flags[1 - mine], memory_order="acquire") != 0:
+                                break
+                    if mine == 1:
+                        T.atomic_store(flags[1], 1)
+                    out[tx] = mine + 1
+
+    made = tilelang.compile(kernel, target=target)
+    assert made.get_kernel_source().count("tile::barrier()") == 1  # behind T.clear
+    out = torch.zeros(64, dtype=torch.int32)
+    emulate(made, out)
+    assert out.tolist() == [1] * 32 + [2] * 32
 
 
 def test_a_histogram_by_threads(seed):

@@ -5,10 +5,12 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from torch_tile.intrinsics.memory import atomic, atomic_load
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Load, Var, binary, const, select
+from torch_tile.ir.expr import Address, Load, Var, binary, const, select
 from torch_tile.ir.stmt import Block, For, LoopKind
 from torch_tile.lowering.sync.accesses import Access, Collector, Hazards, Numbers
 
@@ -55,9 +57,22 @@ def test_warps_act_together():
     assert meet(mine, access("r", 0, TX, 0, collective=True))
 
 
-def test_atomics_and_reads_do_not_meet_each_other():
-    assert not meet(access("rw", 0, 0, 0, atomic=True), access("rw", 0, 0, 0, atomic=True))
-    assert meet(access("rw", 0, 0, 0, atomic=True), access("r", 0, 0, 0))
+UPDATES = ["add", "max", "or", "exchange", "load"]
+
+
+@pytest.mark.parametrize("first", UPDATES)
+@pytest.mark.parametrize("second", UPDATES)
+def test_atomic_updates_of_one_kind_do_not_meet_each_other(first, second):
+    """Those of two kinds do, and two stores, unless a thread polls."""
+    place = Address(TILE, (const(0, dt.int32),) * 3)
+    calls = [atomic_load(place, "relaxed") if op == "load" else atomic(place, TX, op) for op in (first, second)]
+    (a,), (b,) = (Collector({}, {TILE}).of(call) for call in calls)
+    assert meet(a, b) == (first != second or first == "exchange")
+    assert not meet(a, a) and not Hazards(64, polls=True).between(a, b)
+    assert [meet(a, access(kind, 0, 0, 0)) for kind in ("r", "w")] == [first != "load", True]
+
+
+def test_reads_do_not_meet_each_other():
     assert not meet(access("r", 0, 0, 0), access("r", 0, 0, 0))
 
 

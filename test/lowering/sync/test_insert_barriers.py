@@ -4,10 +4,12 @@
 import itertools
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from emulate import emulate
 from mutation import removals
 
 import torch_tile
@@ -780,6 +782,56 @@ def test_a_barrier_is_placed_for_the_warps_of_a_branch(count):
     assert not made.interpret(a, b)
     s = a.flip(0) * 2
     assert torch.equal(b, torch.cat([s.roll(-1), s[torch.arange(count, 128) % count]]))
+
+
+@pytest.mark.parametrize("met", [True, False], ids=["barriers_of_the_author", "they_are_placed"])
+@pytest.mark.parametrize(
+    "bounds", [(0, 64, 128), (0, 32, 128), (0, 64, 96, 128), (0, 32, 64, 96, 128), (0, 96, 96, 128)]
+)
+def test_each_branch_of_consecutive_threads_has_barriers_of_its_own(bounds, met):
+    """Branches of `if`, `elif` and `else`; behind them a barrier orders what the other threads wrote."""
+    parts = [(lo, hi) for lo, hi in itertools.pairwise(bounds) if lo < hi]
+
+    @T.macro
+    def mirror(A, s, B, tx, lo, hi, number):
+        for turn in T.serial(2):
+            s[tx] = A[tx] + turn
+            if met:
+                T.sync_threads(number, hi - lo)
+            B[tx] += s[hi - 1 - (tx - lo)] * (turn + number)
+            if met:
+                T.sync_threads(number, hi - lo)
+
+    @T.macro
+    def chosen(A, s, B, tx, left):
+        (lo, hi), *rest = left
+        number = len(parts) - len(rest)
+        if not rest:
+            mirror(A, s, B, tx, lo, hi, number)
+        else:
+            if tx < hi:
+                mirror(A, s, B, tx, lo, hi, number)
+            else:
+                chosen(A, s, B, tx, rest)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "int32"), B: T.Tensor((128,), "int32"), C: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding(0)
+            s = T.alloc_shared((128,), "int32")
+            chosen(A, s, B, tx, parts)
+            C[tx] = s[127 - tx]
+
+    a = torch.randint(-9, 9, (128,), dtype=torch.int32)
+    wanted = torch.empty_like(a)
+    for number, (lo, hi) in enumerate(parts, 1):
+        wanted[lo:hi] = a[lo:hi].flip(0) * number + (a[lo:hi].flip(0) + 1) * (number + 1)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        made = torch_tile.compile(kernel, target=target)
+        for run in (made.interpret, partial(emulate, made)):
+            b, c = torch.zeros(2, 128, dtype=torch.int32)
+            assert not run(a, b, c)
+            assert torch.equal(b, wanted) and torch.equal(c, a.flip(0) + 1)
 
 
 @pytest.mark.parametrize("count", [64, 256])

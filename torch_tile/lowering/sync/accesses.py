@@ -165,14 +165,15 @@ class Collector:
 class Hazards:
     """Decide which accesses of `threads` threads of a block, from thread `first` on, need a barrier between them.
 
-    It caches its answers.
+    It caches its answers. If a thread of the kernel `polls`, the author orders threads by atomic accesses.
     """
 
     threads: int
     first: int
+    polls: bool
 
-    def __init__(self, threads: int, first: int = 0):
-        self.threads, self.first = threads, first
+    def __init__(self, threads: int, first: int = 0, polls: bool = False):
+        self.threads, self.first, self.polls = threads, first, polls
         self.pairs: dict[Access, dict[Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
@@ -194,7 +195,7 @@ class Hazards:
 
     def _between(self, a: Access, b: Access) -> bool:
         """Decide about a pair of accesses without the cache of pairs."""
-        if not (a.writes or b.writes) or (a.atomic and b.atomic):
+        if not (a.writes or b.writes) or (a.atomic and b.atomic and (self.polls or _are_alike(a, b))):
             return False
         if a.buffer is not b.buffer:
             return overlap(a.buffer, b.buffer)
@@ -252,6 +253,13 @@ class Hazards:
         if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(difference, Const)):
             return False
         return bool(m.value == n.value and difference.value % m.value)
+
+
+def _are_alike(a: Access, b: Access) -> bool:
+    """Return whether two atomic accesses make the same kind of update, so that their order makes no difference."""
+    x, y = a.origin, b.origin
+    like = isinstance(x, Call) and isinstance(y, Call) and x.name == y.name and x.options == y.options
+    return x is y or (like and x.options != ("exchange",))  # type: ignore[attr-defined]
 
 
 def _flipped(e: Expr) -> tuple[Expr, int]:

@@ -64,25 +64,25 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The first `count` threads, alone in a branch. `before` are the accesses in front of it.
+    """Consecutive threads, alone in a branch. `before` are the accesses in front of it.
 
     Barriers for so many threads order them, where `splits` branches and loops around part the threads.
     """
 
-    count: int
+    threads: range
     splits: int
     before: dict[Hashable, Access]
 
     @property
     def key(self) -> Hashable:
         """Return a key that equal groups share."""
-        return self.count, self.splits, frozenset(self.before.values())
+        return self.threads, self.splits, frozenset(self.before.values())
 
     def meets(self, call: Call, splits: int) -> bool:
         """Return whether a call is a barrier for the group."""
         found = lookup(call.name)
         named = found.is_barrier and found.scope is Scope.GROUP
-        return named and splits == self.splits and option(call, 1) == self.count
+        return named and splits == self.splits and option(call, 1) == len(self.threads)
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,20 @@ class LoopWalk:
     after_roles: bool
 
 
-def first_threads(condition: Expr, thread: Var | None) -> int:
-    """Return how many threads a condition lets in, if it is `thread < count`; else 0."""
-    if isinstance(condition, Binary) and condition.op == "<" and condition.a is thread:
-        return int(condition.b.value) if isinstance(condition.b, Const) else 0
-    return 0
+def threads_in(condition: Expr, thread: Var | None, around: range) -> range:
+    """Return which threads of `around` a condition lets in, if it compares the thread with a number; else none."""
+    if not (isinstance(condition, Binary) and condition.a is thread and isinstance(condition.b, Const)):
+        return range(0)
+    bound = max(around.start, min(int(condition.b.value) + (condition.op in ("<=", ">")), around.stop))
+    if condition.op in ("<", "<="):
+        return range(around.start, bound)
+    return range(bound, around.stop) if condition.op in (">", ">=") else range(0)
+
+
+def _polls(kernel: st.Kernel) -> bool:
+    """Return whether a loop of the kernel repeats an atomic access until it ends the loop: a wait for other threads."""
+    loops = (n for n in find(kernel, For, While) if isinstance(n, While) or any(find(n, Break)))
+    return any(lookup(call.name).atomic for loop in loops for call in find(loop, Call))
 
 
 class Walk:
@@ -119,12 +128,15 @@ class Walk:
     branches: int
     showing: bool
 
-    def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None):
+    def __init__(
+        self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None,
+        polls: bool | None = None,
+    ):  # fmt: skip
         self.kernel, self.threads = kernel, threads
         self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
         self.facts: Facts = Facts(kernel, self.filled)
         self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
-        self.hazards: Hazards = Hazards(threads, first)
+        self.hazards: Hazards = Hazards(threads, first, _polls(kernel) if polls is None else polls)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
         self.own: dict[Role, Do] = {}
@@ -266,14 +278,14 @@ class Walk:
 
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place a barrier before `one` if its accesses conflict with earlier ones."""
-        alone = self.group is not None and self.group.count == 1  # a thread orders its own accesses
+        alone = self.group is not None and len(self.group.threads) == 1  # a thread orders its own accesses
         clashes = [] if alone else self._clashes(new, state)
         if not self.divergent:
             if any(True for _ in clashes) or (self.after_roles and new):
                 self.after_roles = False
                 self._barrier(place, state, places)
             return
-        found = [(old, access) for old, access in clashes if access.buffer.scope == "shared"]
+        found = [(a, b) for a, b in clashes if b.buffer.scope == "shared" and not (a.atomic and b.atomic)]
         if not found or self._group_barrier(one, place, state, places):
             return
         if not self.in_warps or not all(self._meets_in_warp(*pair) for pair in found):
@@ -296,9 +308,11 @@ class Walk:
     def _group_barrier(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> bool:
         """Place a barrier for the threads of the branch around, and return True, if they are whole warps that meet."""
         group = self.group
-        if group is None or group.splits != self.splits or group.count % WARP or self.hazards.first:
+        if group is None or group.splits != self.splits or self.hazards.first:
             return False
-        self.others[place] = self._own_barrier(0, group.count, one.span)
+        if group.threads.start % WARP or group.threads.stop % WARP:
+            return False
+        self.others[place] = self._own_barrier(group.threads.start, len(group.threads), one.span)
         self._barrier(place, state, places)
         state.since = dict(group.before)
         self.gathered.add(group)
@@ -311,7 +325,7 @@ class Walk:
         """
         if state.since:
             self._barrier(place, state, places)
-        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
+        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
@@ -382,11 +396,8 @@ class Walk:
         self._add(self._head(one), state)
         outer = self.divergent, self.conditions, self.showing, self.group
         condition = self.facts.collector.expand(one.condition)
-        count = first_threads(condition, self.kernel.thread) if splits and not self.divergent else 0
-        met, group = False, None
-        if count:
-            self.group = group = Group(count, self.splits + 1, dict(state.since))
-            met = any(isinstance(n.call, Call) and self.group.meets(n.call, self.splits + 1) for n in find(one, Do))
+        around = self._threads_here() if splits else range(0)
+        before, met = dict(state.since), False
         self.splits += splits
         self.divergent = self.divergent or splits
         if self.divergent and self.publishes and any(lookup(n.name).publishes for n in find(one, Call)):
@@ -396,17 +407,32 @@ class Walk:
         self.branches += 1
         for way, branch, known in ((state, one.then, condition), (other, one.otherwise, unary("not", condition))):
             self.conditions = (*outer[1], known)
-            if splits and branch is one.otherwise:
-                self.group = outer[3]
+            if splits:
+                inside = threads_in(simplify(known), self.kernel.thread, around)
+                self.group = Group(inside, self.splits, before) if inside else outer[3]
             places |= self.block(branch, way)
+            met |= self.group is not outer[3] and self._has_met(branch)
         self.branches -= 1
         self.divergent, self.conditions, self.showing, self.group = outer
         self.splits -= splits
         state.become(state.join(other))
         state.leave(self.splits)
-        if met or group in self.gathered:  # the other threads have met no barrier of the group
+        if met:  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = access.with_(count=-1)
+
+    def _threads_here(self) -> range:
+        """Return the threads that come here, if these are known."""
+        if not self.divergent:
+            return range(self.hazards.first, self.hazards.first + self.threads)
+        return self.group.threads if self.group is not None and self.group.splits == self.splits else range(0)
+
+    def _has_met(self, branch: Block) -> bool:
+        """Return whether the threads of a branch have a barrier of their own, of the author's or a placed one."""
+        group = self.group
+        if group is None or group in self.gathered:
+            return group is not None
+        return any(isinstance(n.call, Call) and group.meets(n.call, self.splits) for n in find(branch, Do))
 
     # Loops.
 
