@@ -106,3 +106,27 @@ def test_autocast_and_accumulation(seed):
     with torch.autocast("cpu", torch.bfloat16):
         ours((x, w, None), target).backward()
     torch.testing.assert_close(w.grad, 2 * first)
+
+
+@pytest.mark.parametrize("way", ["eager", "operator", "autocast"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_scaled_losses_have_gradients_in_float16(reduction, way, seed):
+    """Not one of thousands of rows vanishes, and a scale beyond float16's largest number leaves no infinity."""
+    rows, scale = 8192 + seed % 7, 2.0**17
+    hidden, weight = torch.randn(rows, 5), torch.randn(9, 5) * 0.02
+    target, wide = torch.randint(9, (rows,)), torch.float32 if way == "autocast" else torch.float16
+
+    def gradients(f, dtype):
+        leaves = [x.half().to(dtype, copy=True) for x in (hidden, weight)]
+        if way == "operator":  # what torch.func and compiled graphs call
+            return torch.func.grad(lambda pair: f(*pair))(leaves)
+        return torch.autograd.grad(f(*(x.requires_grad_() for x in leaves)), leaves)
+
+    def ours(x, w):
+        with torch.autocast("cpu", torch.float16, enabled=way == "autocast"):
+            loss = linear_cross_entropy_loss(x, w, target, reduction=reduction)
+        return loss * (scale if reduction == "mean" else scale / rows)
+
+    wanted = gradients(lambda x, w: F.cross_entropy(F.linear(x, w), target) * scale, torch.float64)
+    for got, want in zip(gradients(ours, wide), wanted, strict=True):
+        assert (got - want).norm() < 6e-4 * want.norm()

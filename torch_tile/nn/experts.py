@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.nn.quantized import Frozen
 from torch_tile.ops.checks import check_tensors
 
 E4M3 = torch.float8_e4m3fn
@@ -87,7 +88,7 @@ def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) ->
         )
 
 
-class QuantizedExperts(nn.Module):
+class QuantizedExperts(Frozen):
     """`down(gate(x) joined with up(x))` of each token's experts, weights of few bits widened in the kernels
     (`torch_tile.ops.grouped_dequant_gemm`).
 
@@ -187,7 +188,7 @@ class QuantizedExperts(nn.Module):
         )
 
 
-class Float8Experts(nn.Module):
+class Float8Experts(Frozen):
     """`down(gate(x) joined with up(x))` of each token's experts in float8, activations rounded as Float8Linear does
     (DeepSeek-V3, arXiv:2412.19437, section 3.3).
 

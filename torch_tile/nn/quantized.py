@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,30 @@ from torch_tile.ops.checks import check_tensors, require
 from torch_tile.ops.layers import flattened
 
 
-class QuantizedLinear(nn.Module):
+class Frozen(nn.Module):
+    """A module with a frozen weight, whose buffers keep their dtypes: `to`, `half` and their like only move them.
+
+    Words in float8 would become other words, and scales would be rounded.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Let torch convert or move the parameters, and move the buffers."""
+        super()._apply(lambda x: self._moved(fn, x), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _moved(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return what `fn` makes of a tensor, in the same dtype for one of the buffers."""
+        if not any(x is buffer for buffer in self._buffers.values()):
+            return fn(x)
+        bits = x.view(INTEGERS[x.itemsize]) if x.is_floating_point() else x
+        found = fn(bits)
+        return found.view(x.dtype) if found.dtype == bits.dtype else x.to(found.device)
+
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: torch converts only floats
+
+
+class QuantizedLinear(Frozen):
     """`x @ weight.T + bias` with a frozen weight of few bits, widened in the kernel (`torch_tile.ops.dequant_gemm`).
 
     Gradients flow to the input and the bias, as QLoRA needs (arXiv:2305.14314). Make it by `from_linear`, or let
@@ -140,7 +164,7 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {kind}, {groups} groups{zeros}, bias={self.bias is not None}"
 
 
-class Float8Linear(nn.Module):
+class Float8Linear(Frozen):
     """`x @ weight.T + bias` in float8: the input is rounded in runs of 128 features, or by rows (DeepSeek-V3,
     arXiv:2412.19437, section 3.3).
 
@@ -192,7 +216,7 @@ class Float8Linear(nn.Module):
         return f"{k}, {n}, {self.weight.dtype}, scales={list(self.scale.shape)}, bias={self.bias is not None}"
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Frozen):
     """`x @ weight.T + bias` in int8: rows of the input are rounded with a scale each (LLM.int8, arXiv:2208.07339;
     SmoothQuant, arXiv:2211.10438).
 

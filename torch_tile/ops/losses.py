@@ -99,14 +99,23 @@ def linear_cross_entropy_loss(
         found: torch.Tensor = reduced(rows, target, weight, ignore_index, reduction)
         return found
     sums = torch.float64 if input.dtype == torch.float64 else torch.float32
-    factor = row_factor(target, weight, ignore_index, reduction, sums)
+    factor, scale = row_factor(target, weight, ignore_index, reduction, sums, _runs_in_half(input))
     of_weight = wants[1] or wants[2]
     tensors, rest = given[:5], given[5:]
     if _is_plain(tensors):
         apply: Callable[..., torch.Tensor] = _ScalesInPlace.apply
-        return apply(factor, rest, wants[0], of_weight, *tensors)
-    loss: torch.Tensor = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
-    return loss
+        loss = apply(factor, rest, wants[0], of_weight, *tensors)
+    else:
+        loss = torch.ops.tile.linear_cross_entropy_gradients(factor, *given, wants[0], of_weight)[0]
+    return loss if scale is None else loss / scale
+
+
+def _runs_in_half(x: torch.Tensor) -> bool:
+    """Return whether an operator that takes part in autocast computes in float16."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype == torch.float16
+    return torch.get_autocast_dtype(kind) == torch.float16
 
 
 def _is_plain(tensors: Any) -> bool:
@@ -142,17 +151,35 @@ class _ScalesInPlace(torch.autograd.Function):
                 return (op(factor, *given, *ctx.rest, *ctx.wanted)[0],)
 
             return (None, None, None, None, *gradients_of(again, tensors, needed, (upstream,)))
-        dhidden, dweight, dbias = (x.mul_(upstream) if x.numel() else x for x in made)
+        dhidden, dweight, dbias = (_scaled(x, upstream) for x in made)
         found = dhidden, dweight, None, dbias, None
         return (None, None, None, None, *(x if wants else None for x, wants in zip(found, needed, strict=True)))
 
 
-def row_factor(target: Any, weight: Any, ignore_index: int, reduction: str, dtype: torch.dtype) -> Any:
-    """Return the factor of each row's loss in the reduced loss: `[...]`, of `dtype`. Takes tensors or `fx.Proxy`s."""
-    if reduction == "sum":
-        return torch.ones_like(target, dtype=dtype)
-    total = _counted(target, weight, ignore_index, dtype)
-    return (1 / total.to(dtype)).expand_as(target)
+def _scaled(x: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
+    """Multiply in place, but in float16 by way of float32: the largest scales of losses are beyond float16."""
+    if x.dtype == torch.float16:
+        return (x.to(upstream.dtype) * upstream).to(x.dtype)
+    return x.mul_(upstream) if x.numel() else x
+
+
+def row_factor(
+    target: Any, weight: Any, ignore_index: int, reduction: str, dtype: torch.dtype, in_half: bool
+) -> tuple[Any, Any]:
+    """Return the factor of each row's loss, `[...]` of `dtype`, and the scale in it. Takes tensors or `fx.Proxy`s.
+
+    The sum of the factors times the losses, divided by the scale, is the reduced loss. Only gradients in float16 have a
+    scale: a power of two near the root of the number of rows, or its inverse. It keeps rows of a mean above float16's
+    least number, and sums of rows below its largest.
+    """
+    if reduction == "sum" and not in_half:
+        return torch.ones_like(target, dtype=dtype), None
+    total = _counted(target, weight, ignore_index, dtype).to(dtype)
+    if not in_half:
+        return (1 / total).expand_as(target), None
+    root = total.clamp(min=1).log2().div(2).round().exp2()
+    scale, factor = (1 / root, 1 / root) if reduction == "sum" else (root, root / total)
+    return factor.expand_as(target), scale
 
 
 def check_reduction(name: str, reduction: str) -> None:

@@ -106,7 +106,7 @@ def _backward_of_gradients(ctx: Any, upstream: Tensor | None, *seconds: Tensor |
     *tensors, dhidden, dweight, dbias = ctx.saved_tensors
     needed = (*ctx.needs_input_grad, False, False)
     if all(x is None for x in seconds) and not needed[0] and upstream is not None:
-        scaled = (x * upstream.to(x.dtype) for x in (dhidden, dweight, dbias))
+        scaled = ((x.to(upstream.dtype) * upstream).to(x.dtype) for x in (dhidden, dweight, dbias))
         return _given(LinearCrossEntropyGradientsArgs, needed, *scaled)
 
     def computed(*given: Tensor | None) -> Any:

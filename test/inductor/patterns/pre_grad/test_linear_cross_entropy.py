@@ -58,7 +58,7 @@ def gradients(y, upstream, given):
     return torch.autograd.grad(y, given, upstream, allow_unused=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients(name, dtype, light, generator):
     if name == "torch's own" and not hasattr(F, "linear_cross_entropy"):
@@ -77,6 +77,24 @@ def test_values_and_gradients(name, dtype, light, generator):
         assert (ours is None) == (eager is None)
         if ours is not None:
             torch.testing.assert_close(ours, eager, rtol=4 * tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_scaled_losses_have_gradients_in_float16(reduction, light, generator):
+    """No row of many vanishes, and a scale beyond float16's largest number leaves no infinity."""
+    rows, scale = 8192, 2.0**17
+    target = torch.randint(9, (rows,), generator=generator)
+
+    def loss(x, w):
+        return F.cross_entropy(F.linear(x, w).float(), target, reduction=reduction)
+
+    given = [torch.randn(n, 5, generator=generator).mul(size).half() for n, size in ((rows, 1), (9, 1 / 64))]
+    got, report = light(loss, *(t.requires_grad_() for t in given))
+    assert [r.status for r in report.select("loss")] == ["replaced"], report
+    exact = [t.detach().double().requires_grad_() for t in given]
+    upstream = torch.tensor(scale if reduction == "mean" else scale / rows)
+    for ours, want in zip(gradients(got, upstream, given), gradients(loss(*exact), upstream, exact), strict=True):
+        assert (ours - want).norm() < 6e-4 * want.norm()
 
 
 @pytest.mark.parametrize("frozen", [0, 1])

@@ -175,12 +175,16 @@ def _replace(context: Context, node: Node, head: Head, given: dict[str, Any]) ->
         if alone:
             call = context.graph.call_function(torch.ops.tile.linear_cross_entropy.default, operands)
         else:
-            factor = row_factor(y, weights, options[0], reduction, compute_dtype(hidden.dtype))
+            half, sums = hidden.dtype == torch.float16, compute_dtype(hidden.dtype)
+            factor, scale = row_factor(y, weights, options[0], reduction, sums, half)
             wants = hidden.requires_grad, any(val(p).requires_grad for p in (head.weight, head.bias) if p is not None)
             op = torch.ops.tile.linear_cross_entropy_gradients.default
             call = context.graph.call_function(op, (factor.node, *operands, *wants))
         found: Any = Proxy(call, tracer)
-        loss = reduced(found[0], y, weights, options[0], reduction) if alone else found[0]
+        if alone:
+            loss = reduced(found[0], y, weights, options[0], reduction)
+        else:
+            loss = found[0] if scale is None else found[0] / scale
         if val(node).dtype != compute_dtype(hidden.dtype):
             loss = loss.to(val(node).dtype)
     new = loss.node
