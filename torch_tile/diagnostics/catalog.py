@@ -260,7 +260,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",
     ),
     "turn_race": (
-        "every turn of T.Parallel writes `{buffer}` at this one place, each a value of its own: any of them stays",
+        "every turn of T.Parallel writes `{buffer}` at this one place, each a value of its own: the last turn's stays",
         "name the turn in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
     ),
     "lost_result": (
