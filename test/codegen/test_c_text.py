@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from torch_tile import intrinsics
 from torch_tile.codegen.c_text import Names, Text, literal, string
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
@@ -242,6 +243,22 @@ def test_random_integer_expressions(seed):
                     continue
                 if of == family and -(2**62) < want < 2**62:
                     assert out[k] == want, f"{e!r} as {value(e)} with a={a}, b={b}: {out[k]}, not {want}"
+
+
+def test_calls_of_literals_keep_their_width():
+    """The result of a call of literals is as wide as their type, also where C++ takes its own type from it."""
+    made = [
+        (f"{name} of {values} in {to}", intrinsics.call(name, *(const(v, to) for v in values)) << Var("s", to, "let"))
+        for to in (dt.int64, dt.uint64)
+        for name, values in (("abs", [1]), ("maximum", [1, 0]), ("minimum", [1, 2]), ("fmax", [1, 0]), ("fmin", [1, 2]))
+    ]
+    lines = [f"out[{k}] = {value(e)};" for k, (_, e) in enumerate(made)]
+    head = '#include "cpu_math.h"\nextern "C" void run(long s, long* out) {\n'
+    library = ctypes.CDLL(str(compile_shared(head + "\n".join(lines) + "}\n")))
+    out = (ctypes.c_int64 * len(made))()
+    library.run(ctypes.c_long(40), out)
+    for (name, _), found in zip(made, out, strict=True):
+        assert found == 1 << 40, name
 
 
 def test_torch_types_are_spelled():

@@ -422,6 +422,24 @@ def test_what_may_be_none_is_asked_and_objects_of_python_are_deleted():
     assert a.tolist() == [0, 3, 2, 3]
 
 
+def test_signs_that_stand_apart_from_the_equals_are_operators():
+    @T.prim_func
+    def kernel(A: T.Tensor((5,), "float32")):
+        with T.Kernel(1) as _:
+            # fmt: off
+            A[0]= - A[0]
+            A[1] =-A[1]
+            A[2] = - A[2]
+            A[3]  = +A[3]
+            A[4] = \
+                   - A[4]
+            # fmt: on
+
+    a = torch.ones(5)
+    torch_tile.compile(kernel, target="cpu")(a)
+    assert a.tolist() == [-1, -1, -1, 1, -1]
+
+
 def test_names_that_are_missing_can_be_asked_for():
     assert not hasattr(T, "teleport") and getattr(T, "teleport", 3) == 3
 

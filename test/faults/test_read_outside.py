@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel is compiled for what its function reads from outside: a change between two calls reaches the second."""
 
+import collections
+import dataclasses
 import functools
 import threading
 import types
@@ -44,7 +46,46 @@ class Equal:
         return type(self) is type(other)
 
 
+class Dict(dict):
+    factor = 1.0
+
+    def scaled(self, value):
+        return value * NUMBER
+
+
+class List(list):
+    factor = 1.0
+
+
+class Set(set):
+    factor = 1.0
+
+
+class Float(float):
+    factor = 1.0
+
+
+class Tuple(tuple):
+    factor = 1.0
+
+
+class Named(collections.namedtuple("Named", ["first"])):  # with attributes beside its fields
+    factor = 1.0
+
+    def scaled(self, value):
+        return value * NUMBER
+
+
+@dataclasses.dataclass
+class Options:
+    first: int = 0
+
+    def __post_init__(self):
+        self.factor = 1.0
+
+
 NUMBER, SIZE = 1.0, 5
+BUILT_IN = [Dict(a=1), List([1]), Set([1]), Float(2.0), Tuple([1]), Named(1), Options()]  # with attributes
 TABLE, LIST, OBJECT, MODULE = {"a": [1.0]}, [1.0], Config(), Config()
 MODULE.inner = Config()
 SLOTS, DERIVED, EQUAL, NAMESPACE = Slots(), Derived(), Equal(), types.SimpleNamespace(inner=Config())
@@ -61,6 +102,10 @@ def with_default(value, by=[1.0]):  # noqa: B006
 
 def of_attribute(name):
     return lambda holder: lambda value: value * getattr(holder, name)
+
+
+def by_method(holder):
+    return lambda value: holder.scaled(value)
 
 
 by_factor, by_number = of_attribute("factor"), of_attribute("number")
@@ -118,11 +163,17 @@ READS = {
     "a copy of a list": (lambda v: v * LIST.copy()[0], lambda to: LIST.__setitem__(0, to)),
     "what a method reads": (lambda v: DERIVED.called(v), lambda to: set_global("NUMBER", to)),
     "a tensor that changes in place": (lambda v: v * float(TENSOR), lambda to: TENSOR.fill_(to)),
+    "what a method of a dict reads": (by_method(BUILT_IN[0]), lambda to: set_global("NUMBER", to)),
+    "what a method of a named tuple reads": (by_method(BUILT_IN[5]), lambda to: set_global("NUMBER", to)),
     "another function": (lambda v: helper(v), another_helper),
     "what a helper reads": (lambda v: helper(v), lambda to: set_global("NUMBER", to)),
     "what a macro's helper reads": (lambda v: macro(v), lambda to: set_global("NUMBER", to)),
     "what a wrapper reads": (lambda v: decorated(v), lambda to: LIST.__setitem__(0, to)),
     "what a wrapped function reads": (lambda v: decorated(v), lambda to: set_global("NUMBER", to)),
+    **{
+        f"attributes of a {type(each).__name__}": (by_factor(each), functools.partial(setattr, each, "factor"))
+        for each in BUILT_IN
+    },
 }
 
 
@@ -133,7 +184,7 @@ def as_before(monkeypatch):
     monkeypatch.setitem(globals(), "TABLE", {"a": [1.0]})
     monkeypatch.setattr(Config, "factor", 1.0)
     helper.factor = SLOTS.factor = with_default.__defaults__[0][0] = 1.0
-    for holder in (OBJECT, MODULE.inner, EQUAL, NAMESPACE.inner):
+    for holder in (OBJECT, MODULE.inner, EQUAL, NAMESPACE.inner, *BUILT_IN):
         monkeypatch.setattr(holder, "factor", 1.0)
     LIST[0] = 1.0
     TENSOR.fill_(1.0)

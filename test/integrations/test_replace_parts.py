@@ -2,6 +2,7 @@
 """Parts of a replaced model are called, whatever they get later: a change of each kind for each part."""
 
 import copy
+import types
 from collections.abc import Callable
 
 import pytest
@@ -125,3 +126,43 @@ def test_parts_of_models(family: str, change: Callable[[nn.Module, str], Undo], 
     model, ids = build(family, num_hidden_layers=2), torch.randint(0, 96, (2, 17))
     found = follow(model, change, lambda each: steps(each, ids))
     assert found >= (0 if change is give_option else 2)
+
+
+class Slope(nn.Module):
+    """SiLU of a multiple that its owner may change in place."""
+
+    def __init__(self, held: object, key: object) -> None:
+        super().__init__()
+        self.held, self.key = held, key
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = getattr(self.held, self.key) if isinstance(self.key, str) else self.held[self.key]
+        return nn.functional.silu(x * slope)
+
+    def change(self) -> None:
+        if isinstance(self.key, str):
+            setattr(self.held, self.key, 2.0)
+        else:
+            self.held[self.key] = 2.0
+
+
+@pytest.mark.parametrize(
+    "held", [([1.0], 0), ({1: 1.0}, 1), (torch.ones(1), 0), (types.SimpleNamespace(slope=1.0), "slope")], ids=repr
+)
+def test_activations_whose_options_change_in_place(held: tuple[object, object], seed: int) -> None:
+    torch.manual_seed(seed)
+    gated = nn.Module()
+    gated.gate_proj, gated.up_proj, gated.down_proj = nn.Linear(7, 9), nn.Linear(7, 9), nn.Linear(9, 7)
+    gated.act_fn, x = Slope(*copy.deepcopy(held)), torch.randn(11, 7)
+    gated.__class__ = type("Gated", (nn.Module,), {"forward": _gated})
+    model = nn.Sequential(nn.Linear(7, 7), Slope(*copy.deepcopy(held)), gated)
+    ours = copy.deepcopy(model)
+    assert replace_layers(ours)
+    for each in (model, ours):
+        each[1].change()
+        each[2].act_fn.change()
+    torch.testing.assert_close(ours(x), model(x), rtol=2e-4, atol=1e-4)
+
+
+def _gated(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))

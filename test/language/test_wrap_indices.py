@@ -29,6 +29,26 @@ def test_indices_that_are_certainly_negative(way):
     torch.testing.assert_close(b, expected)
 
 
+def test_single_indices_of_tile_operations(way):
+    """Each index of a region that is one element wide counts from the end where it is certainly negative."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 32), "float32"), B: T.Tensor((4, 32), "float32"), C: T.Tensor((8,), "float32")):
+        with T.Kernel(4, threads=32) as b:
+            row = T.alloc_shared((32,), "float32")
+            T.copy(A[b - 4, :], row)
+            T.copy(row, B[-b - 1, :])
+            for i in T.Parallel(3):
+                T.atomic_add(C[i - 5], row[i])
+
+    a, b, c = torch.randn(8, 32), torch.zeros(4, 32), torch.zeros(8)
+    way(kernel, a, b, c)
+    expected = torch.zeros(8)
+    expected[3:6] = a[4:, :3].sum(0)
+    torch.testing.assert_close(b, a[4:].flip(0))
+    torch.testing.assert_close(c, expected)
+
+
 def test_an_index_that_may_be_negative_reads_zero(way):
     @T.prim_func
     def kernel(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):

@@ -443,8 +443,12 @@ class Text(Visitor):
             return self._atomic(node)
         if node.name == foreign.NAME:
             return self.foreign(node, foreign.text_of(node, is_cuda=False)), 99
-        args = ", ".join(self.value(a, wide) for a in node.args)
-        return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
+        return self._fit(node, f"tile::{lookup(node.name).cpu}({', '.join(self.operands(node, wide))})", 99)
+
+    def operands(self, call: Call, wide: bool) -> list[str]:
+        """Return the C++ texts of a call's operands. Literals alone choose the overload, so they name their type."""
+        are_literals = all(isinstance(a, Const) for a in call.args)
+        return [(self.typed(a) if are_literals else None) or self.value(a, wide) for a in call.args]
 
     def foreign(self, node: Call, text: str) -> str:
         """Return the C++ text of a call of a function of the author's `text`; its value is held like others."""

@@ -209,7 +209,7 @@ class CudaText(Text):
     def arguments(self, call: Call) -> str:
         """Return the C++ text of a call's arguments."""
         into = call.args[0] if call.args else None
-        operands = [self.value(a) for a in call.args]
+        operands = self.operands(call, False)
         if call.name in ("atomic", "store_at_rank") and isinstance(into, Address):
             operands[1] = self._operand(call.args[1], into.buffer.dtype)
         return ", ".join(operands)

@@ -280,10 +280,14 @@ def is_plain_linear(module: nn.Module | None) -> bool:
 def activation_of(function: Any) -> str | None:
     """Return the name that our ops have for an activation function or module; None if they have none.
 
-    Modules with state, parts or dropout have none.
+    Modules with state, parts, dropout, or options that may change in place have none.
     """
     if isinstance(function, nn.Module):
         if is_watched(function) or any((function._parameters, function._buffers, function._modules)):
+            return None
+        if not all(
+            isinstance(each, int | float | str | None) or callable(each) for each in options_of(function).values()
+        ):
             return None
         function = copy.copy(function).train()
     x = torch.cat([torch.linspace(-12, 12, 241, dtype=torch.float64), torch.tensor([-1e3, 1e3], dtype=torch.float64)])

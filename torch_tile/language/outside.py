@@ -25,6 +25,7 @@ from torch_tile.ir.idmap import IdMap
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 CONSTANT = frozenset({*sys.stdlib_module_names, "torch", "numpy", "torch_tile"})
+_UNCHANGING = frozenset({float, complex, bytes, tuple, frozenset})
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_CELL = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
@@ -80,17 +81,9 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
     kind = type(value)
     if kind is int or kind is str or kind is bool or value is None:
         return kind, value
-    if isinstance(value, float):
-        return kind, struct.pack("d", value)
-    if isinstance(value, complex):
-        return kind, struct.pack("dd", value.real, value.imag)
-    if isinstance(value, bytes):
-        return kind, value
     walk = walk or Walk()
-    if isinstance(value, tuple):
-        return kind, tuple([exact_key(each, walk) for each in value])
-    if isinstance(value, frozenset):
-        return kind, frozenset([exact_key(each, walk) for each in value])
+    if kind in _UNCHANGING:
+        return kind, _contents_key(value, walk)
     if isinstance(value, functools.partial):
         return kind, exact_key((value.func, value.args, value.keywords), walk)
     if isinstance(value, MethodType | staticmethod | classmethod):
@@ -101,34 +94,49 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
         return kind, value
     if (number := walk.meet(value)) is not None:
         return kind, "met", number
-    if isinstance(value, list):
-        return kind, walk.parts(lambda: value)
-    if isinstance(value, dict):
-        return kind, walk.parts(value.keys), walk.parts(value.values)
-    if isinstance(value, set):
-        return kind, frozenset(walk.parts(lambda: value))
-    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        return kind, walk.whole(lambda: _array_key(value))
     if isinstance(value, FunctionType):
         author = _author(value)
         return (kind, value) if author is None else (kind, value, walk.reading(author))
     if isinstance(value, type):
         return (kind, value) if is_constant(value) else (kind, value, walk.reading(value))
+    contents = _contents_key(value, walk)
+    if not _has_attributes(value):
+        return kind, contents
+    own = functools.partial(_own_attributes, value)
+    return kind, contents, walk.parts(own), walk.parts(lambda: own().values()), exact_key(kind, walk)
+
+
+def _contents_key(value: Any, walk: Walk) -> Hashable:
+    """Return a key of what an object is without its attributes: its number, its items, or what it compares by."""
+    kind = type(value)
+    if isinstance(value, float):
+        return struct.pack("d", value)
+    if isinstance(value, complex):
+        return struct.pack("dd", value.real, value.imag)
+    if isinstance(value, tuple):
+        return tuple([exact_key(each, walk) for each in value])
+    if isinstance(value, frozenset):
+        return frozenset([exact_key(each, walk) for each in value])
+    if isinstance(value, list):
+        return walk.parts(lambda: value)
+    if isinstance(value, dict):
+        return walk.parts(value.keys), walk.parts(value.values)
+    if isinstance(value, set):
+        return frozenset(walk.parts(lambda: value))
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return walk.whole(lambda: _array_key(value))
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-        return kind, value, walk.whole(lambda: _contents_key(value))
-    if is_dataclass(value):
-        names = [each.name for each in fields(value)]
-        return kind, walk.parts(lambda: [kind, *(getattr(value, name, None) for name in names)])
+        return value, walk.whole(lambda: _version_key(value))
+    if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
+        names = [] if _has_attributes(value) else [each.name for each in fields(value)]
+        return walk.parts(lambda: [getattr(value, name, None) for name in names])
     itself: Hashable = value
     hashed: Any = kind.__hash__
     if hashed is None:
         itself = walk.whole(lambda: repr(value))
     elif hashed is not object.__hash__:
         walk.whole(lambda: hash(value))
-    if not _has_attributes(value):
-        return kind, itself
-    own = functools.partial(_own_attributes, value)
-    return kind, itself, walk.parts(own), walk.parts(lambda: own().values()), exact_key(kind, walk)
+    return itself
 
 
 def _array_key(value: Any) -> Hashable:
@@ -136,7 +144,7 @@ def _array_key(value: Any) -> Hashable:
     return str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
 
 
-def _contents_key(value: Any) -> Hashable:
+def _version_key(value: Any) -> Hashable:
     """Return what changes where the numbers of a tensor change in place."""
     return repr(value.tolist()) if value.is_inference() else value._version
 
@@ -295,12 +303,10 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
 
     `text` is the expression of `value`, and `around` holds the values that it is a part of.
     """
-    if isinstance(value, PLAIN):
-        return [], [text]
     if any(value is each for each in around) or isinstance(value, ModuleType):
         return [], []
     helpers: list[FunctionType] = []
-    leaves: list[str] = []
+    leaves: list[str] = [text] if isinstance(value, PLAIN) else []
     parts: list[tuple[str, Any]] = []
     if isinstance(value, FunctionType):
         author = _author(value)
@@ -314,7 +320,7 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
         parts = [(f"{text}[{n}]", part) for n, part in enumerate(value)]
     elif isinstance(value, dict):
         parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
-    elif _has_attributes(value):
+    if not isinstance(value, FunctionType | MethodType) and _has_attributes(value):
         kind = value if isinstance(value, type) else type(value)
         kept_by_class = {} if is_constant(kind) else _reading_of(kind).kept()
         for name, kept in (kept_by_class | ({} if kind is value else _own_attributes(value))).items():

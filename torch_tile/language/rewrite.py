@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -122,16 +123,18 @@ def _compile(function: FunctionType) -> CodeType:
 
 
 def _refuse_signs(tree: ast.FunctionDef, file: str) -> None:
-    """Raise the error for `x =+ 1`, by the places of the sign: it stands beside `=`, and apart from the operand."""
+    """Raise the error for `x =+ 1`: the sign stands beside `=` and apart from the operand, and `=` apart from `x`."""
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
-        value = node.value
-        if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.UAdd | ast.USub):
-            target, sign = node.targets[-1], "+" if isinstance(value.op, ast.UAdd) else "-"
-            if value.col_offset - (target.end_col_offset or 0) == value.operand.col_offset - value.col_offset == 2:
-                span = Span(
-                    file, node.lineno, node.end_lineno or node.lineno, node.col_offset, node.end_col_offset or 0
-                )
-                raise error("sign_behind_equals", span, name=ast.unparse(target), sign=sign)
+        value, target = node.value, node.targets[-1]
+        if not isinstance(value, ast.UnaryOp) or not isinstance(value.op, ast.UAdd | ast.USub):
+            continue
+        line = linecache.getline(file, value.lineno).encode()  # positions count bytes
+        between = line[target.end_col_offset : value.col_offset]
+        if target.end_lineno == value.lineno and between == b" =" and line[value.col_offset + 1 :].startswith(b" "):
+            sign = "+" if isinstance(value.op, ast.UAdd) else "-"
+            start, stop = node.col_offset, node.end_col_offset or 0
+            span = Span(file, node.lineno, node.end_lineno or node.lineno, start, stop)
+            raise error("sign_behind_equals", span, name=ast.unparse(target), sign=sign)
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:

@@ -7,13 +7,14 @@ the values at run time tell. Another index is left as it is: outside of a tensor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, Select, Unary, binary, const
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, Select, Unary, binary, const, is_constant
 from torch_tile.ir.node import contents, find
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
@@ -31,7 +32,8 @@ def lane_index(index: Expr, size: Expr) -> Expr:
 
 def wrap_indices(program: Program) -> Program:
     """Return the program with each negative index replaced by the one that it stands for."""
-    if not any(_is_signed(index) for one in find(program, Load, Store, Address) for index in one.indices):
+    accesses = find(program, Load, Store, Address, Region)
+    if not any(map(_is_signed, (n for a in accesses for n in (a.starts if isinstance(a, Region) else a.indices)))):
         return program
     return _Wrap()(program)  # type: ignore[no-any-return]
 
@@ -68,6 +70,14 @@ class _Wrap(Known):
     def visit_Store(self, store: Store) -> Stmt:
         new = self.children(store)
         return self.moved(new, store.indices)  # type: ignore[no-any-return]
+
+    def visit_Region(self, region: Region) -> Region:
+        """Wrap the indices of a region that are single ones; slices stay where they are."""
+        new, ranges = self.children(region), []
+        for dim, (r, before) in enumerate(zip(new.ranges, region.starts, strict=True)):
+            start = self.wrapped(r.start, before, region.buffer, dim) if is_constant(r.extent, 1) else r.start
+            ranges.append(r if start is r.start else replace(r, start=start))
+        return new if all(map(operator.is_, ranges, new.ranges)) else replace(new, ranges=tuple(ranges))
 
     def moved(self, one: Any, before: Sequence[Expr]) -> Any:
         """Return an access with its indices wrapped; `before` are the indices that ranges speak of."""

@@ -397,6 +397,41 @@ def test_literal_indices_outside_of_known_sizes(access, index):
             check_kernel(kernel.program)
 
 
+LOOPS = {
+    "beyond": (lambda i, b: 64 + i, True),
+    "before": (lambda i, b: i - 200, True),
+    "strided": (lambda i, b: 64 + 2 * i + b, True),
+    "last inside": (lambda i, b: 63 + i, False),
+    "first inside": (lambda i, b: 64 * (b + i), False),
+    "of a maximum": (lambda i, b: 64 + T.max(i - 40, -1), False),
+    "from the end": (lambda i, b: i - 64, False),
+}
+
+
+@pytest.mark.parametrize("loop", ["Parallel", "serial", "unroll"])
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("access", ["read", "store", "atomic"])
+@pytest.mark.parametrize("index", LOOPS)
+def test_indices_of_loops_that_no_iteration_has_inside(index, access, guarded, loop):
+    """Warn where all iterations are outside; not of tails, nor in branches that never run."""
+    made, outside = LOOPS[index]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(3, threads=32) as b:
+            for i in getattr(T, loop)(32):
+                if guarded:
+                    if made(i, b) >= 0 and made(i, b) < 64:
+                        OUTSIDE[access](x, None, None, made(i, b))
+                else:
+                    OUTSIDE[access](x, None, None, made(i, b))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_kernel(kernel.program)
+    assert any("[outside]" in str(each.message) for each in caught) == (outside and not guarded)
+
+
 @pytest.mark.parametrize("index", [0, 63, -1, -64])
 @pytest.mark.parametrize("access", OUTSIDE)
 def test_literal_indices_inside(access, index, keeps):

@@ -142,8 +142,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence, segment)
+            (sequence, segment, group, at), (bz, begin, chunks) = chunks_of(s, others, (bx, head, place), columns)
             at_more = 2 if spec.packed else 0
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -289,8 +288,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            segment, group, at = place % segments, head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, None, place // segments, segment, slots)
+            (_, segment, group, at), (bz, begin, chunks) = chunks_of(s, others, (bx, head, place), columns, slots)
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             q_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)

@@ -74,8 +74,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             head,
             place,
         ):
-            sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
-            bz, begin, chunks = chunks_of(s, others[0] if spec.packed else None, sequence, segment)
+            (sequence, segment, group, at), (bz, begin, chunks) = chunks_of(s, others, (bx, head, place), columns)
             at_more = 2 if spec.packed else 0
             tile = T.alloc_shared((both, rows), spec.dtype)
             grad_tile = T.alloc_shared((size, columns), spec.dtype)
@@ -401,7 +400,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
 def decay_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of g and beta, both `[B, L, H]`; that of beta under the delta rule only."""
     s, compute, size = Sizes(config, spec), spec.compute, config.chunk
-    parts = T.dynamic("parts")
+    parts, most = T.dynamic("parts"), config.keys // config.key_tile
 
     @T.prim_func
     def delta_decay_gradients(
@@ -424,9 +423,10 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
                 head, time = T.min(bx * HEADS + i, s.h - 1), T.min(first + j, s.length - 1)
                 of_output = T.alloc_var(compute, 0.0)
                 of_input = T.alloc_var(compute, 0.0)
-                for n in T.serial(parts):
-                    of_output += state_outs[bz, head, n, time]
-                    of_input += state_ins[bz, head, n, time]
+                for n in tuple(range(most)):  # Python's numbers: all loads start at once
+                    part, inside = T.min(n, parts - 1), n < parts
+                    of_output += T.if_then_else(inside, state_outs[bz, head, part, time], 0.0)
+                    of_input += T.if_then_else(inside, state_ins[bz, head, part, time], 0.0)
                 beta = betas[bz, head, time]
                 whole = of_input + ins[bz, head, time]
                 logs[i, j] = T.if_then_else(j < count, outs[bz, head, time] + of_output - beta * whole, 0.0)
@@ -437,8 +437,9 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
             T.reduce_sum(to_state, end, dim=1)
             T.cumsum(logs, dim=1, reverse=True)
             for i in T.Parallel(HEADS):
-                for n in T.serial(parts):
-                    end[i] += ends[bz, T.min(bx * HEADS + i, s.h - 1), n, slot]
+                for n in tuple(range(most)):
+                    part = ends[bz, T.min(bx * HEADS + i, s.h - 1), T.min(n, parts - 1), slot]
+                    end[i] += T.if_then_else(n < parts, part, 0.0)
             for i, j in T.Parallel(HEADS, size):
                 if j < count:
                     dg[bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)

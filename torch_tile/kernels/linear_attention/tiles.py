@@ -253,21 +253,24 @@ def place_of(s: Any, table: Any, slot: Any) -> Any:
 
 
 @T.macro
-def chunks_of(s: Any, starts: Any, sequence: Any, segment: Any = 0, slots: Any = None) -> Any:
-    """Return a sequence's row in the batch, a segment's first chunk and the number of its chunks.
+def chunks_of(s: Any, starts: Any, block: tuple[Any, ...], columns: int, slots: Any = None) -> Any:
+    """Return where a block of a scan works: its sequence, segment, group of keys and first value; and the segment's
+    chunks: the sequence's row in the batch, the first chunk and the number of chunks.
 
-    Packed sequences have room for one more chunk each than the times before them fill. `slots` are the chunks of a row,
-    if no tensor of the kernel says how many.
+    A block has `columns` values. Packed sequences have room for one more chunk each than the times before them fill.
+    `slots` are the chunks of a row, if no tensor of the kernel says how many.
     """
-    size, slots = s.config.chunk, s.slots if slots is None else slots
+    (bx, head, place), size, segments = block, s.config.chunk, s.config.segments
+    sequence, segment, group, at = place // segments, place % segments, head // (s.h // s.g), bx * columns
+    slots = s.slots if slots is None else slots
     if s.spec.packed:
-        begin = T.min(T.max(T.cast(starts[sequence], "int32"), 0), s.length)
-        end = T.min(T.max(T.cast(starts[sequence + 1], "int32"), begin), s.length)
+        begin = T.min(T.max(T.cast(starts[0][sequence], "int32"), 0), s.length)
+        end = T.min(T.max(T.cast(starts[0][sequence + 1], "int32"), begin), s.length)
         row, slot, count = 0, begin // size + sequence, T.ceildiv(end - begin, size)
     else:
-        run = T.max(T.ceildiv(slots, s.config.segments), 0)  # known not to be negative, as bulk stores ask
+        run = T.max(T.ceildiv(slots, segments), 0)  # known not to be negative, as bulk stores ask
         row, slot, count = sequence, segment * run, T.max(T.min(run, slots - segment * run), 0)
-    return row, slot, count
+    return (sequence, segment, group, at), (row, slot, count)
 
 
 @T.macro

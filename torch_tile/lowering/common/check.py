@@ -439,13 +439,15 @@ class _Check(Rewriter):
                 self._inside(buffer, dim, (index,), index < size, node)
 
     def _somewhere(self, buffer: Buffer, dim: int, start: Expr, extent: Expr, node: Node) -> None:
-        """Warn of a literal index that lies outside of a tensor's known size; of several in a row, if all do."""
-        size, start, extent = buffer.shape[dim], simplify(start), simplify(extent)
-        if not self.runs or not (isinstance(size, Const) and isinstance(start, Const) and isinstance(extent, Const)):
+        """Warn of an index that is always outside of a tensor's known size; of several in a row, if all are."""
+        size = buffer.shape[dim]
+        if not (self.runs and isinstance(size, Const) and size.value > 0):
             return
-        if size.value > 0 and not (start.value < size.value and start.value + extent.value > 0):
-            text = repr(start) if extent.value == 1 else f"{start!r}:{start.value + extent.value}"
-            self.doubtful.append(diagnose("outside", node.span, dim=dim, buffer=buffer.name, index=text, size=size))
+        first = self.ranges.interval(start)
+        if first.low >= size.value or (first + self.ranges.interval(extent)).high <= 0:
+            row = "" if is_constant(extent, 1) else f":{simplify(start + extent)!r}"
+            index = f"{simplify(start)!r}{row}"
+            self.doubtful.append(diagnose("outside", node.span, dim=dim, buffer=buffer.name, index=index, size=size))
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
         """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""

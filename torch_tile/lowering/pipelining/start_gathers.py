@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_tile.compiler.context import Build
+from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
+from torch_tile.intrinsics.traits import Engine
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, contains, find, symbols
-from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, Kernel, Let, Program, Role, Stmt, While, calls
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, Kernel, Let, Program, Role, Stmt, While
 from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop, Gather, gather_of
-
-GROUPS = "cp_async", "cp_async_commit", "cp_async_wait"
 
 
 def start_gathers(program: Program, build: Build) -> Program:
@@ -33,7 +33,7 @@ class _Gathers(Rewriter):
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Rewrite a kernel in which all threads do the same, and that counts no groups of copies."""
-        counts = contains(kernel, AsyncCopy, AsyncLoop, Role) or any(calls(s, *GROUPS) for s in find(kernel, Do))
+        counts = contains(kernel, AsyncCopy, AsyncLoop, Role) or any(_is_of_copies(s) for s in find(kernel, Do))
         return kernel if counts else self.children(kernel)
 
     def visit_For(self, loop: For) -> Stmt:
@@ -91,6 +91,12 @@ def _touched(one: Stmt) -> IdSet[Buffer]:
     """Return the buffers that a statement allocates, reads or writes."""
     reads, writes = uses(one)
     return IdSet([*writes, *(r.buffer for r in reads), *(n.buffer for n in find(one, Alloc))])
+
+
+def _is_of_copies(one: Do) -> bool:
+    """Return whether a statement starts asynchronous copies of threads, or counts groups of them."""
+    called = intrinsic_of(one)
+    return called is not None and called.engine is Engine.COPY
 
 
 def _is_opaque(one: Stmt) -> bool:
