@@ -19,7 +19,7 @@ WARNINGS = {
     "unwritten_part",
     "writes_nothing",
     "block_race",
-    "turn_race",
+    "iteration_race",
     "swapped_indices",
     "outside",
 }

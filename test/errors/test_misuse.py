@@ -540,7 +540,7 @@ def test_an_operation_of_the_block_that_no_turn_names_is_warned_of():
                     T.gemm(a, a, c)
                 T.copy(c, A[0, 0, 0])
 
-    with pytest.warns(UserWarning, match=r"runs once for each turn of T.Parallel\(4\) at .*, and names none of i"):
+    with pytest.warns(UserWarning, match=r"runs for each iteration of T.Parallel\(4\) at .*, and names none of i"):
         repeated(4, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

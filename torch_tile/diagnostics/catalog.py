@@ -259,9 +259,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` is an array of mbarriers, whose elements are no values",
         "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",
     ),
-    "turn_race": (
-        "every turn of T.Parallel writes `{buffer}` at this one place, each a value of its own: any of them stays",
-        "name the turn in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
+    "iteration_race": (
+        "every iteration of T.Parallel writes `{buffer}` at this one place, each a value of its own: the last stays",
+        "name the iteration in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",

@@ -169,11 +169,11 @@ def _one_by_one(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) ->
 
 
 def _warn_of_repeats(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Block) -> None:
-    """Warn of an operation of the whole block in a T.Parallel of several turns, none of whose indices it names."""
+    """Warn of an operation of the whole block in a T.Parallel of several iterations, none of whose indices it names."""
     op = next(n for n in find(body, RegisteredOp) if _is_collective(n))
     if not all(is_constant(stop, 1) for stop in stops):
-        names, turns = ", ".join(var.name for var in loop_vars), ", ".join(map(repr, stops))
-        text = f"T.{op.op_name} runs once for each turn of T.Parallel({turns}) at {op.span}, and names none of {names}"
+        names, sizes = ", ".join(var.name for var in loop_vars), ", ".join(map(repr, stops))
+        text = f"T.{op.op_name} runs for each iteration of T.Parallel({sizes}) at {op.span}, and names none of {names}"
         warnings.warn(f"{text}; write it outside of the loop: all threads of the block share its work", stacklevel=4)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import torch_tile.language as T
-from torch_tile.lowering.common.block_races import block_races, turn_races
+from torch_tile.lowering.common.block_races import block_races, iteration_races
 
 
 def found_in(body: Callable[[Any, Any, Any], None], blocks: int) -> list[str]:
@@ -92,7 +92,7 @@ def turns(body: Callable[[Any, Any, Any, Any], None], sizes: tuple[int, int]) ->
                 body(x, y, i, j)
             T.copy(y, Y)
 
-    return [found.code for found in turn_races(kernel.program)]
+    return [found.code for found in iteration_races(kernel.program)]
 
 
 def all_to_one(x, y, i, j):
@@ -133,7 +133,7 @@ def updates(x, y, i, j):
 
 @pytest.mark.parametrize("body", [all_to_one, a_row_to_one, by_a_variable], ids=lambda f: f.__name__)
 def test_stores_of_turns_to_one_place_are_found(body):
-    assert "turn_race" in turns(body, (8, 8))
+    assert "iteration_race" in turns(body, (8, 8))
 
 
 @pytest.mark.parametrize("body", [own_places, equal_values, one_of_them, sums, updates], ids=str)
@@ -141,5 +141,5 @@ def test_turns_with_places_or_values_of_their_own_are_not(body):
     assert not turns(body, (8, 8))
 
 
-def test_a_single_turn_races_with_none():
+def test_a_single_iteration_races_with_none():
     assert not turns(a_row_to_one, (8, 1)) and not turns(all_to_one, (1, 1))

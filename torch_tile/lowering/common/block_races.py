@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find stores to one place by all blocks of a grid, or all turns of a T.Parallel, each with a value of its own.
+"""Find stores of own values to one place, by all blocks of a grid or all iterations of a T.Parallel.
 
-Only certain ones count. The value depends on the block or turn. The place and the conditions around the store do not,
-nor do they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: left alone.
-So are stores in loops that read the place, as sums do.
+Only certain ones count. The value depends on the block or iteration. The place and the conditions around the store do
+not, nor do they read memory. Kernels with atomic operations, calls or `break` order their blocks by themselves: left
+alone. So are stores in loops that read the place, as sums do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def block_races(program: Program) -> list[Diagnostic]:
     return found
 
 
-def turn_races(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each store by all turns of a T.Parallel to one place, with values of their own."""
+def iteration_races(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each store by all iterations of a T.Parallel to one place, with values of their own."""
     found: list[Diagnostic] = []
     for loop in find(program, For):
         if loop.kind is not LoopKind.PARALLEL or _is_ordered(loop):
@@ -43,7 +43,7 @@ def turn_races(program: Program) -> list[Diagnostic]:
         for var, stop in zip(loop.vars, loop.stops, strict=True):
             if isinstance(stop, Const) and stop.value < 2:
                 continue
-            flow = _OfTurns([var])
+            flow = _OfIterations([var])
             while flow.pass_over(loop):
                 pass
             found += flow.races
@@ -51,7 +51,7 @@ def turn_races(program: Program) -> list[Diagnostic]:
 
 
 def _is_ordered(node: Kernel | For) -> bool:
-    """Return whether a kernel or loop holds what may order its blocks or turns, or skip statements in some of them."""
+    """Return whether a kernel or loop holds what may order its blocks or iterations, or skip some of them."""
     if contains(node.body, Do, Break, Continue):
         return True
     named = [op.op_name for op in find(node.body, RegisteredOp)] + [call.name for call in find(node.body, Call)]
@@ -137,11 +137,11 @@ class _OfBlocks(Rewriter):
             self.races.append(diagnose("block_race", node.span, buffer=buffer.name))
 
 
-class _OfTurns(_OfBlocks):
+class _OfIterations(_OfBlocks):
     """Follow values that depend on one index of a T.Parallel, and collect the stores that race."""
 
     def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
-        """Follow a value into a variable of the turn, or report its store to memory of all turns."""
+        """Follow a value into a variable of the iteration, or report its store to memory of all."""
         own, apart = self.depends(*values), self.depends(*self.around, *place)
         if buffer.scope in ("var", "local"):
             if own or apart:
@@ -149,4 +149,4 @@ class _OfTurns(_OfBlocks):
         elif own and not apart and not any(contains(each, Load, Call) for each in (*self.around, *place)):
             read = (n.buffer.base or n.buffer for each in values for n in find(each, Load, Region))
             if not any(one is (buffer.base or buffer) for one in read):
-                self.races.append(diagnose("turn_race", node.span, buffer=buffer.name))
+                self.races.append(diagnose("iteration_race", node.span, buffer=buffer.name))

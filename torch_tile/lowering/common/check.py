@@ -54,7 +54,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
-from torch_tile.lowering.common.block_races import block_races, turn_races
+from torch_tile.lowering.common.block_races import block_races, iteration_races
 from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
@@ -78,7 +78,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *turn_races(program))
+    doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
     for each in (*doubtful, *swapped_indices(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
