@@ -432,8 +432,11 @@ class _Check(Rewriter):
 
     def _somewhere(self, buffer: Buffer, dim: int, start: Expr, extent: Expr, node: Node) -> None:
         """Warn of a literal index that lies outside of a tensor's known size; of several in a row, if all do."""
-        size, start, extent = buffer.shape[dim], simplify(start), simplify(extent)
-        if not self.runs or not (isinstance(size, Const) and isinstance(start, Const) and isinstance(extent, Const)):
+        size = buffer.shape[dim]
+        if not self.runs or not isinstance(size, Const):
+            return
+        start = simplify(start)
+        if not isinstance(start, Const) or not isinstance(extent := simplify(extent), Const):
             return
         if size.value > 0 and not (start.value < size.value and start.value + extent.value > 0):
             text = repr(start) if extent.value == 1 else f"{start!r}:{start.value + extent.value}"
