@@ -8,7 +8,7 @@ from expecttest import assert_expected_inline
 from flat_kernels import at, compiles, emitted, kernel, load, loop, number, program, put, t, tensor
 from hypothesis import given, strategies as st
 
-from torch_tile.codegen.cuda_wgmma import Product, Steps, joined, wgmma_functions
+from torch_tile.codegen.cuda_wgmma import Product, Steps, joined_product, wgmma_functions
 from torch_tile.intrinsics import wgmma
 from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, accumulators, allowed_n
 from torch_tile.ir import dtype as dt
@@ -99,7 +99,7 @@ TILE_DEVICE void wgmma_m64n8k16_f16_f16_f16_rs(f16* d, const void* a, const void
 
 def test_text_of_several_steps():
     source = one_product(8, ("float16", "float16", "float32"), ALONG, ACROSS, steps=3)
-    (product,) = filter(None, map(joined, (s for s in source.kernels[0].body.stmts if isinstance(s, For))))
+    (product,) = filter(None, map(joined_product, (s for s in source.kernels[0].body.stmts if isinstance(s, For))))
     assert_expected_inline(wgmma_functions([product]), """\
 
 namespace tile {
@@ -137,7 +137,7 @@ TILE_DEVICE void wgmma_m64n8k16_f32_f16_f16_ss_x3(float* d, const void* a, const
 
 def test_text_of_several_steps_from_registers():
     source = one_product(8, ("float16", "float16", "float16"), None, ALONG, steps=2)
-    (product,) = filter(None, map(joined, (s for s in source.kernels[0].body.stmts if isinstance(s, For))))
+    (product,) = filter(None, map(joined_product, (s for s in source.kernels[0].body.stmts if isinstance(s, For))))
     assert_expected_inline(wgmma_functions([product]).split("(f16* d", 1)[1], """\
 , const void* a, const void* b, int a_step, int b_step, bool keep) {
   const unsigned* x = static_cast<const unsigned*>(a);
@@ -180,7 +180,7 @@ def product(k, a=None, d=0, keep=True, a_step=None, a_walk=WALK):
 
 
 def test_steps_through_panels():
-    found = joined(loop(8, lambda k: product(k, keep=binary(">", k, const(0, dt.int32)))))
+    found = joined_product(loop(8, lambda k: product(k, keep=binary(">", k, const(0, dt.int32)))))
     assert found.count == 8 and found.steps == (Steps(32, 4, 8192),) * 2
     assert [repr(x) for x in found.call.args[3:]] == ["w * 4096", "0", "False"]
     assert found.name == "wgmma_m64n128k16_f32_bf16_bf16_ss_x8"
@@ -189,10 +189,10 @@ def test_steps_through_panels():
 
 
 def test_registers_of_a_follow_each_other():
-    found = joined(loop(8, lambda k: product(k, at(X, k * 8), a_step=0, a_walk=None)))
+    found = joined_product(loop(8, lambda k: product(k, at(X, k * 8), a_step=0, a_walk=None)))
     assert found.count == 8 and found.name.endswith("_rs_x8") and repr(found.call.args[1]) == repr(at(X, 0))
-    assert joined(loop(8, lambda k: product(k, at(X, k * 4), a_step=0, a_walk=None))) is None
-    assert joined(loop(4, lambda k: product(k, at(X, k * k), a_step=0, a_walk=None))) is None
+    assert joined_product(loop(8, lambda k: product(k, at(X, k * 4), a_step=0, a_walk=None))) is None
+    assert joined_product(loop(4, lambda k: product(k, at(X, k * k), a_step=0, a_walk=None))) is None
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ def test_registers_of_a_follow_each_other():
     ],
 )
 def test_others_stay_loops(body):
-    assert joined(loop(4, lambda k: product(k))) is not None
-    assert joined(loop(4, body)) is None
+    assert joined_product(loop(4, lambda k: product(k))) is not None
+    assert joined_product(loop(4, body)) is None
 
 
 def test_bounds():
-    assert joined(loop(1, lambda k: product(k))) is None
-    assert joined(loop(4, lambda k: product(k), start=1)) is None
-    assert joined(loop(8, lambda k: product(k), step=2)) is None
-    assert joined(loop(Var("n", dt.int32, "dim"), lambda k: product(k))) is None
+    assert joined_product(loop(1, lambda k: product(k))) is None
+    assert joined_product(loop(4, lambda k: product(k), start=1)) is None
+    assert joined_product(loop(8, lambda k: product(k), step=2)) is None
+    assert joined_product(loop(Var("n", dt.int32, "dim"), lambda k: product(k))) is None
 
 
 @given(near=st.integers(1, 9), run=st.integers(1, 5), far=st.integers(0, 99), count=st.integers(2, 12))

@@ -23,7 +23,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.ops import checks, launchers, matrix_units, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS, register
-from torch_tile.ops.registry import FORMS, OPERATORS, V, arguments_of, form, op_gradients
+from torch_tile.ops.registry import FORMS, OPERATORS, V, arguments_of, checked, form, op_gradients
 from torch_tile.ops.sharding_rule import Rule
 from torch_tile.runtime.launch import form_of
 from torch_tile.runtime.launch_plan import has_memory, tensors_in
@@ -219,6 +219,21 @@ def test_schemas_of_all_kinds():
     assert str(torch._C.parse_schema(f"x{want} -> Tensor"))
     with pytest.raises(TypeError, match="the argument a is annotated with"):
         arguments_of(Unknown)
+
+
+class Truths(NamedTuple, Generic[V]):
+    a: V
+    always: bool
+    maybe: bool | None = None
+
+
+def test_none_is_for_arguments_that_may_be_left_out():
+    form = checked(SimpleNamespace(name="truths", args=Truths), lambda a, always, maybe=None: (always, maybe))
+    x = torch.ones(2)
+    assert form(x, True) == form(x, True, None) == form(x, always=True, maybe=None) == (True, None)
+    for wrong in (lambda: form(x, None), lambda: form(x, True, 2), lambda: form(x, maybe=0.5, always=True)):
+        with pytest.raises(TypeError, match="expected True or False"):
+            wrong()
 
 
 @pytest.mark.every_sample

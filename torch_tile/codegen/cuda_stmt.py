@@ -11,7 +11,7 @@ from itertools import groupby
 from torch_tile.codegen.c_stmt import Statements, advance
 from torch_tile.codegen.c_text import PREFIX, Names, is_small, reads_memory, storage, string
 from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is_entry
-from torch_tile.codegen.cuda_wgmma import Product, joined
+from torch_tile.codegen.cuda_wgmma import Product, joined_product
 from torch_tile.codegen.lines import pragma
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
@@ -97,7 +97,7 @@ class CudaStatements(Statements):
 
     def visit_For(self, loop: For) -> None:
         """Write a loop."""
-        if (product := joined(loop)) is not None:
+        if (product := joined_product(loop)) is not None:
             self.product(product, loop.span)
             return
         var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
@@ -146,7 +146,7 @@ class CudaStatements(Statements):
             self.line(f"tile::widen_pair(&{where}, {self.names.of(found[0].buffer)}, {places});", store.span)
             return
         if store.buffer.dtype in (dt.float16, dt.bfloat16):
-            word = _Lanes(store.buffer.dtype, var, self.text).operation(store.value, second)
+            word = _PairedOperations(store.buffer.dtype, var, self.text).operation(store.value, second)
             if word is not None:
                 self.line(f"tile::store_pair(&{where}, {word});", store.span)
                 return
@@ -279,7 +279,7 @@ def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
 _OPERATIONS = {"*": "pair_product", "+": "pair_sum", "-": "pair_difference"}
 
 
-class _Lanes:
+class _PairedOperations:
     """Write two values of a 16-bit float type, each operation rounded, as one register: an operation takes both.
 
     The first value has the even place `var` of a loop.

@@ -187,7 +187,7 @@ class Product:
         return f"tile::Walk<{', '.join(map(str, numbers))}>"
 
 
-def joined(loop: For) -> Product | None:
+def joined_product(loop: For) -> Product | None:
     """Join a loop's iterations as steps along K of one product; return None if the loop does anything else."""
     count, stmts = iterations_of(loop), loop.body.stmts
     call = stmts[0].call if len(stmts) == 1 and isinstance(stmts[0], Do) else None

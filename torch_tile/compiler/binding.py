@@ -231,11 +231,11 @@ def solve(facts: Sequence[Fact]) -> Sizes:
     """Compute the dimensions that the facts determine. Raises LaunchError where facts disagree."""
     sizes: Sizes = {}
     if waiting := learn(facts, sizes)[1]:
-        raise unsolved(waiting, sizes)
+        raise unsolved_error(waiting, sizes)
     return sizes
 
 
-def unsolved(waiting: Sequence[Fact], sizes: Sizes) -> LaunchError:
+def unsolved_error(waiting: Sequence[Fact], sizes: Sizes) -> LaunchError:
     """Return the error for facts that determine no size; it names the one with the fewest unknown sizes."""
     fact = min(waiting, key=lambda each: len(_unknown(each.wanted, sizes)))
     names = ", ".join(v.name for v in _unknown(fact.wanted, sizes))

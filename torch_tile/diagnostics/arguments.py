@@ -213,15 +213,15 @@ def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]
     place = names.index(name) if name in names else len(args)
     rest = args[place:]
 
-    def fit(values: tuple[Any, ...], at: int) -> bool:
+    def all_fit(values: tuple[Any, ...], at: int) -> bool:
         """Return whether there are values, and all fit parameters that say what they take, from place `at` on."""
         taken = names[at : at + len(values)]
         known = len(taken) == len(values) > 0 and all(each in kinds for each in taken)
         return known and not any(refused(taken, kinds, values, {}))
 
-    if fit(rest[1:], place) and not fit(rest[1:], place + 1):
+    if all_fit(rest[1:], place) and not all_fit(rest[1:], place + 1):
         return ": leave it out, what is given behind it fits"
-    if fit(rest, place + 1):
+    if all_fit(rest, place + 1):
         is_none = any(fits(None) for fits, _ in kinds[name])
         missing = f"give None for {name}" if is_none else f"{name} is missing"
         return f": {missing}, as {shown(rest[0])} fits {names[place + 1]}"

@@ -64,18 +64,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def instead_of(keyword: str, known: Iterable[str]) -> str:
-    """Return "; " and what to write for an unknown keyword: the nearest of `known`, else advice, or ""."""
-    return did_you_mean(keyword, known) or (f"; {_ABSENT[keyword]}" if keyword in _ABSENT else "")
+def instead_of(name: str, known: Iterable[str]) -> str:
+    """Return "; " and what to write for an unknown keyword or name: advice, else the nearest of `known`, or ""."""
+    return f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known)
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
-    near, torchs = nearest(name, known, 0.66), _of_torch(name)
-    if torchs and not nearest(name, known, 0.8):
-        near = ""
-    fix = f"; {_ABSENT[name]}" if name in _ABSENT else f"; did you mean {near}?" if near else torchs
-    return AttributeError(f"module {module!r} has no attribute {name!r}{fix}")
+    known = list(known)
+    torchs = "" if name in _ABSENT or nearest(name, known, 0.8) else _of_torch(name)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{torchs or instead_of(name, known)}")
 
 
 def _of_torch(name: str) -> str:

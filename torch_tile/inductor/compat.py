@@ -173,7 +173,7 @@ def empty_for(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def isolated() -> Iterator[None]:
+def outside_trace() -> Iterator[None]:
     """Leave the trace around, in this thread: no tracing context, no fake mode, no grad."""
     from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
@@ -183,8 +183,8 @@ def isolated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def isolated_compile() -> Iterator[None]:
-    """Allow another compile or run during a compile, as `isolated` does. Only the compiling thread may enter.
+def nested_compile() -> Iterator[None]:
+    """Allow another compile or run during a compile, as `outside_trace` does. Only the compiling thread may enter.
 
     Who looks at Inductor's counters, or at the code that it saves, sees nothing of it.
     """
@@ -195,7 +195,7 @@ def isolated_compile() -> Iterator[None]:
     watched = vars(GraphLowering)["save_output_code"]  # None, unless a tool collects texts
     GraphLowering.save_output_code = None
     try:
-        with isolated():
+        with outside_trace():
             yield
     finally:
         GraphLowering.save_output_code = watched

@@ -69,7 +69,7 @@ class Watched(torch.fx.Interpreter):
         operator = operator_of(n.target) if n in self.rows else None
         if operator is not None:
             args, named = self.fetch_args_kwargs_from_env(n)
-            with compat.isolated_compile():
+            with compat.nested_compile():
                 used = operator.plan(operator.args(*args, **named)).compile()
             known = self.rows[n].kernels
             known.extend(kernel for kernel in used if kernel not in known)

@@ -233,7 +233,7 @@ def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout 
         raise refusal("puts two elements at one place")
     for swizzle in _swizzles(int(offsets.max())):
         plain = offsets if swizzle is None else swizzle(offsets)  # it is its own inverse
-        dims = _fit(shape, "m", [plain])
+        dims = _digits_that_place(shape, "m", [plain])
         if dims is not None:
             return Layout(dims, (), swizzle).canonical
     return None
@@ -258,7 +258,7 @@ def fit_threads(
         raise refusal("gives places that are not natural numbers")
     if len(np.unique(threads * (int(registers.max()) + 1) + registers)) < threads.size:
         raise refusal("puts two elements into one register")
-    dims = _fit(box, "tr", [threads, registers])
+    dims = _digits_that_place(box, "tr", [threads, registers])
     if dims is None or any(d.axis != "t" for digits in dims[len(shape) :] for d in digits):
         return None
     return Layout(dims[: len(shape)], tuple(d for digits in dims[len(shape) :] for d in digits)).canonical
@@ -373,7 +373,7 @@ def _swizzles(largest: int) -> Iterator[Swizzle | None]:
                 yield Swizzle(bits, base, shift)
 
 
-def _fit(shape: Sequence[int], axes: str, places: Sequence[Any]) -> tuple[tuple[Digit, ...], ...] | None:
+def _digits_that_place(shape: Sequence[int], axes: str, places: Sequence[Any]) -> tuple[tuple[Digit, ...], ...] | None:
     """Find digits of each dimension that place every element as given; None if there are none.
 
     `places` has an array of all elements' places for each of the `axes`.

@@ -175,7 +175,7 @@ def widen(program: Program) -> Program:
     return _Wide().program(program)
 
 
-def in_memory(param: Buffer) -> Buffer:
+def widened_parameter(param: Buffer) -> Buffer:
     """Return a parameter of a narrow type as a program that was widened has it; others as they are."""
     return _Wide().buffer(param)
 

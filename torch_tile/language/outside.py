@@ -53,12 +53,12 @@ class Walk:
         self.unchanged.append(functools.partial(_are_these, look, found))
         return tuple([exact_key(each, self) for each in found])
 
-    def reading(self, of: FunctionType | type) -> Hashable:
-        """Return a key of what a function reads or a class has. A value's key names readings, a reading holds them."""
-        found = _reading_of(of)
+    def version(self, of: FunctionType | type) -> Hashable:
+        """Return a key of what a function reads or a class has; inside of another version its parts are that."""
+        found = _version_of(of)
         return self.parts(found.look) if self.inside else found()
 
-    def whole(self, look: Callable[[], Hashable]) -> Hashable:
+    def compared(self, look: Callable[[], Hashable]) -> Hashable:
         """Return the key that `look` makes of a value without parts. It is unchanged while that is equal."""
         found = look()
         self.unchanged.append(lambda: look() == found)
@@ -96,9 +96,9 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
         return kind, "met", number
     if isinstance(value, FunctionType):
         author = _author(value)
-        return (kind, value) if author is None else (kind, value, walk.reading(author))
+        return (kind, value) if author is None else (kind, value, walk.version(author))
     if isinstance(value, type):
-        return (kind, value) if is_constant(value) else (kind, value, walk.reading(value))
+        return (kind, value) if is_constant(value) else (kind, value, walk.version(value))
     contents = _contents_key(value, walk)
     if not _has_attributes(value):
         return kind, contents
@@ -124,18 +124,18 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
     if isinstance(value, set):
         return frozenset(walk.parts(lambda: value))
     if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        return walk.whole(lambda: _array_key(value))
+        return walk.compared(lambda: _array_key(value))
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-        return value, walk.whole(lambda: _version_key(value))
+        return value, walk.compared(lambda: _tensor_key(value))
     if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
         names = [] if _has_attributes(value) else [each.name for each in fields(value)]
         return walk.parts(lambda: [getattr(value, name, None) for name in names])
     itself: Hashable = value
     hashed: Any = kind.__hash__
     if hashed is None:
-        itself = walk.whole(lambda: repr(value))
+        itself = walk.compared(lambda: repr(value))
     elif hashed is not object.__hash__:
-        walk.whole(lambda: hash(value))
+        walk.compared(lambda: hash(value))
     return itself
 
 
@@ -144,7 +144,7 @@ def _array_key(value: Any) -> Hashable:
     return str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
 
 
-def _version_key(value: Any) -> Hashable:
+def _tensor_key(value: Any) -> Hashable:
     """Return what changes where the numbers of a tensor change in place."""
     return repr(value.tolist()) if value.is_inference() else value._version
 
@@ -156,7 +156,7 @@ def _has_attributes(value: Any) -> bool:
 
 def _own_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes that an object keeps itself, those in slots included."""
-    slots = [] if is_constant(type(value)) else _reading_of(type(value)).slots
+    slots = [] if is_constant(type(value)) else _version_of(type(value)).slots
     own: dict[str, Any] = getattr(value, "__dict__", {})
     return own | {name: getattr(value, name, None) for name in slots} if slots else own
 
@@ -170,7 +170,7 @@ def is_constant(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Read:
+class OuterRead:
     """One value that a function reads: a global name or a variable around it, and attributes from there."""
 
     name: str
@@ -178,18 +178,18 @@ class Read:
     attributes: tuple[str, ...]
 
     def value(self, names: Mapping[str, Any]) -> Any:
-        """Return the value now, or the object before an attribute that is missing; `Read` if a name is unbound."""
+        """Return the value now, or the object before an attribute that is missing; `OuterRead` if a name is unbound."""
         return self.reached(names)[0]
 
     def reached(self, names: Mapping[str, Any]) -> tuple[Any, int]:
         """Return `value`, and the number of attributes on the way to it."""
         if self.cell is None:
-            found = names.get(self.name, Read)
+            found = names.get(self.name, OuterRead)
         else:
             try:
                 found = self.cell.cell_contents
             except ValueError:  # not bound yet
-                return Read, 0
+                return OuterRead, 0
         for count, each in enumerate(self.attributes):
             if not isinstance(found, ModuleType) and not _has_attributes(found):
                 return found, count  # a number, a list, a tensor
@@ -200,7 +200,7 @@ class Read:
         return found, len(self.attributes)
 
 
-class Reading:
+class Version:
     """Tells apart what `look` finds at one time and another. It makes keys only where it finds other objects."""
 
     def __init__(self, of: FunctionType | type, look: Callable[[], Collection[Any]]):
@@ -223,7 +223,7 @@ class Reading:
         return found
 
 
-class Attributes(Reading):
+class Attributes(Version):
     """The attributes of an author's class and of those that it is made of. `slots` are names of such of its objects."""
 
     def __init__(self, of: type):
@@ -244,7 +244,7 @@ class Attributes(Reading):
         return [*kept, *kept.values()]
 
 
-class Outside(Reading):
+class Outside(Version):
     """What a function reads from its globals and the variables around it.
 
     A kernel that was compiled for other values is not the kernel for these.
@@ -257,21 +257,23 @@ class Outside(Reading):
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}  # that annotations name
         reads = dict.fromkeys(each for code in _codes(function) for each in _reads_of(code, cells.keys(), own))
-        found = [Read(name, cells.get(name), attributes) for name, attributes in reads if not name.startswith("__")]
+        found = [
+            OuterRead(name, cells.get(name), attributes) for name, attributes in reads if not name.startswith("__")
+        ]
         of_library = is_constant(function)
-        self.reads: list[Read] = [each for each in found if self._may_change(each, of_library)]
+        self.reads: list[OuterRead] = [each for each in found if self._may_change(each, of_library)]
 
     def values(self) -> list[Any]:
         """Return what the function reads now, and the defaults of its parameters."""
         read = [each.value(self.globals) for each in self.reads]
         return [*read, self.function.__defaults__, self.function.__kwdefaults__]
 
-    def _may_change(self, read: Read, of_library: bool) -> bool:
+    def _may_change(self, read: OuterRead, of_library: bool) -> bool:
         """Return whether a program may bind a name anew, or change what it stands for."""
-        root = Read(read.name, read.cell, ()).value(self.globals)
+        root = OuterRead(read.name, read.cell, ()).value(self.globals)
         if of_library:
             return isinstance(root, (*PLAIN, tuple))
-        if root is Read:
+        if root is OuterRead:
             return not hasattr(builtins, read.name)
         return not (isinstance(root, ModuleType) and is_constant(root))
 
@@ -294,7 +296,7 @@ def readers(function: FunctionType) -> tuple[FunctionType, ...]:
             todo += [helper for helper in helpers if not any(helper is other for other in seen)]
             texts += leaves
         if texts:
-            made.append(_reader(each, tuple(texts)))
+            made.append(_value_getter(each, tuple(texts)))
     return tuple(made)
 
 
@@ -322,7 +324,7 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
         parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
     if not isinstance(value, FunctionType | MethodType) and _has_attributes(value):
         kind = value if isinstance(value, type) else type(value)
-        kept_by_class = {} if is_constant(kind) else _reading_of(kind).kept()
+        kept_by_class = {} if is_constant(kind) else _version_of(kind).kept()
         for name, kept in (kept_by_class | ({} if kind is value else _own_attributes(value))).items():
             function = kept.fget if isinstance(kept, property) else getattr(kept, "__func__", kept)
             if isinstance(function, FunctionType) and name not in getattr(value, "__dict__", ()):  # its class's
@@ -336,7 +338,7 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
     return helpers, leaves
 
 
-def _reader(function: FunctionType, texts: tuple[str, ...]) -> FunctionType:
+def _value_getter(function: FunctionType, texts: tuple[str, ...]) -> FunctionType:
     """Return a function beside `function` that returns the values of these expressions; equal ones are made once."""
     kept: dict[Any, FunctionType] = function.__dict__.setdefault("__tile_readers__", {})
     if texts not in kept:
@@ -355,14 +357,14 @@ def _author(function: FunctionType) -> FunctionType | None:
     return found if isinstance(found, FunctionType) and not is_constant(found) else None
 
 
-def _reading_of(holder: Any) -> Any:
+def _version_of(holder: Any) -> Any:
     """Return the `Outside` of a helper function or the `Attributes` of a class. It is made once, and kept there."""
-    found = vars(holder).get("__tile_reading__")
+    found = vars(holder).get("__tile_version__")
     if found is None or found.of is not holder:  # functools.wraps copies what a function holds
         is_class = isinstance(holder, type)
         found = Attributes(holder) if is_class else Outside(holder)
         with contextlib.suppress(TypeError):  # of a compiled extension
-            (type if is_class else object).__setattr__(holder, "__tile_reading__", found)
+            (type if is_class else object).__setattr__(holder, "__tile_version__", found)
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
-from torch_tile.compiler.binding import Fact, Sizes, facts_of, learn, not_a_tensor, unsolved
+from torch_tile.compiler.binding import Fact, Sizes, facts_of, learn, not_a_tensor, unsolved_error
 from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
 from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.buffer import Buffer, Region
@@ -24,7 +24,7 @@ from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.bindings import BoundKernel
 from torch_tile.language.kernel_calls import bind, check_function
-from torch_tile.language.narrow import in_memory, widen
+from torch_tile.language.narrow import widen, widened_parameter
 from torch_tile.language.outside import exact_key
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
@@ -566,7 +566,7 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
     if unknown and any(value is ABSENT for value in call.arguments.values()):
         raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
     if unknown and waiting:
-        raise unsolved(waiting, sizes)
+        raise unsolved_error(waiting, sizes)
     if learner.symbols:
         program = _Run(call, learner.values).run()
     return program, Specialisation(learner.spots)
@@ -665,7 +665,7 @@ class _Run:
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         if tensor is not ABSENT:
-            self.facts += facts_of(in_memory(symbol), tensor)
+            self.facts += facts_of(widened_parameter(symbol), tensor)
         if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
 

@@ -405,18 +405,18 @@ class Recorder:
         return a() if condition else b()
 
     @staticmethod
-    def chain(ops: tuple[str, ...], of: Any, *operands: Any) -> Any:
-        """Evaluate a chained comparison, `a < b <= c`. If `a` is an element of a name's object, `of` is that object."""
+    def maybe_none(value: Any, holder: Any) -> Any:
+        """Refuse to ask whether a value of the device is None; an item of a list, tuple or dict `holder` may be."""
+        if isinstance(value, Expr | Region) and not isinstance(holder, list | tuple | dict):
+            what = "`is None` asks about objects of Python, and a value of the device is never None"
+            fix = "ask about the parameter, `X is None`; compare values by `==`"
+            raise error("python_value", None, problem=what, fix=fix)
+        return value
+
+    @staticmethod
+    def chain(ops: tuple[str, ...], *operands: Any) -> Any:
+        """Evaluate a chained comparison, `a < b <= c`."""
         for op, a, b in zip(ops, operands, operands[1:], strict=False):
-            if (
-                op in ("Is", "IsNot")
-                and b is None
-                and isinstance(a, Expr | Region)
-                and not isinstance(of, list | tuple | dict)
-            ):
-                what = "`is None` asks about objects of Python, and a value of the device is never None"
-                fix = "ask about the parameter, `X is None`; compare values by `==`"
-                raise error("python_value", None, problem=what, fix=fix)
             one = isinstance(a, Expr | Region) and (isinstance(b, Expr | Region) or is_number(b))
             if one and a is not b and op in ("Is", "IsNot"):
                 what = "`is` compares two objects of Python, not what the device computes"

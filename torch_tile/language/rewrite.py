@@ -482,18 +482,20 @@ class _Reroute(ast.NodeTransformer):
         return _call("choose", self._condition(node.test), *branches, at=node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        left, to = node.left, node.comparators[0]
-        made = isinstance(left, ast.Subscript | ast.BinOp | ast.UnaryOp)  # by the comparison itself, so never None
-        by_object = isinstance(node.ops[0], ast.Is | ast.IsNot) and (made or not _is_none(to))
-        if len(node.ops) == 1 and not by_object:
+        left, op = node.left, node.ops[0]
+        asks_for_none = isinstance(op, ast.Is | ast.IsNot) and _is_none(node.comparators[0])
+        if len(node.ops) == 1 and (asks_for_none or not isinstance(op, ast.Is | ast.IsNot)):
             self.generic_visit(node)
-            if isinstance(node.ops[0], ast.In | ast.NotIn):
+            if isinstance(op, ast.In | ast.NotIn):
                 node.left = _call("member", node.left, at=node.left)
+            elif asks_for_none and isinstance(left, ast.Subscript | ast.BinOp | ast.UnaryOp):
+                holder = left.value if isinstance(left, ast.Subscript) else None
+                holder = holder if isinstance(holder, ast.Name) else ast.Constant(None)
+                node.left = _call("maybe_none", node.left, holder, at=node)
             return node
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
-        of = left.value if isinstance(left, ast.Subscript) and isinstance(left.value, ast.Name) else None
-        operands = [self.visit(x) for x in (node.left, *node.comparators)]
-        return _call("chain", ops, of or ast.Constant(None), *operands, at=node)
+        operands = [self.visit(x) for x in (left, *node.comparators)]
+        return _call("chain", ops, *operands, at=node)
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         """Refuse to delete tiles and elements; Python deletes its own objects."""

@@ -22,7 +22,7 @@ from torch_tile.ir.expr import Call, Expr, Var
 from torch_tile.ir.node import Node, Rewriter, find, rebuilt, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Role, Stmt, While
 from torch_tile.language.trace import with_span
-from torch_tile.tileop.base import RegisteredOp, is_of_each
+from torch_tile.tileop.base import RegisteredOp, is_per_thread
 from torch_tile.tileop.copy.tma import TmaCopy
 
 
@@ -46,7 +46,7 @@ def needs_all(node: object) -> bool:
         if node.check():
             return True
         reads, writes = node.accesses()
-        return not is_of_each((*reads, *writes))
+        return not is_per_thread((*reads, *writes))
     if isinstance(node, For):
         return node.kind is LoopKind.PARALLEL
     return registers_of(node) > 0

@@ -10,15 +10,11 @@ import torch
 from torch import nn
 
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
-from torch_tile.kernels.epilogue.program import ACTIVATIONS
+from torch_tile.kernels.epilogue.program import ACTIVATIONS, torch_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "silu": nn.functional.silu,
-    "none": lambda x: x,
+    name: torch_functions().get(name, lambda x: x) for name in ACTIVATIONS
 }
 
 

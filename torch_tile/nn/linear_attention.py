@@ -242,7 +242,7 @@ def chunk_dplr_delta_rule(
 ) -> Result:
     """Compute `tile.rwkv7` with gk as its g; `exp(-gk) a` must be finite."""
     options = initial_state, output_final_state, cu_seqlens, run
-    return _chunks("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
+    return _chunks("rwkv7", (q, k, v, gk, a, b), (_scale(q, scale),), *options)
 
 
 @explains_misfits
@@ -263,7 +263,7 @@ def fused_recurrent_dplr_delta_rule(
     """Compute `chunk_dplr_delta_rule` token after token. reverse is refused."""
     refuse("fused_recurrent_dplr_delta_rule", reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
-    return _steps("rwkv7", (q, k, v, gk, a, b), (_factor(q, scale),), *options)
+    return _steps("rwkv7", (q, k, v, gk, a, b), (_scale(q, scale),), *options)
 
 
 @explains_misfits
@@ -307,7 +307,7 @@ def fused_mul_recurrent_rwkv7(
     return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, *options, run=run)
 
 
-def _factor(q: Tensor, scale: float | None) -> float:
+def _scale(q: Tensor, scale: float | None) -> float:
     """Return the factor of q: `K ** -0.5` for None."""
     return q.shape[3] ** -0.5 if scale is None else scale
 

@@ -257,13 +257,14 @@ def checked_op(operator: Operator, op: Callable[..., Any]) -> Callable[..., Any]
 
 def _check_kinds(operator: Operator, names: Sequence[str]) -> Callable[[Sequence[Any], dict[str, Any]], None]:
     """Make the check of a call with positional parameters `names`; see `_refuse_kind`."""
-    kinds = {name: _type(hint, name).rstrip("?") for name, hint in hints_of(operator.args).items()}
+    kinds = {name: _type(hint, name) for name, hint in hints_of(operator.args).items()}
 
     def check(given: Sequence[Any], named: dict[str, Any]) -> None:
         for name, value in (*zip(names, given, strict=False), *named.items()):
-            if type(value) in _KEPT or kinds.get(name, "Tensor") in ("Tensor", "str"):
+            kind = kinds.get(name, "Tensor").rstrip("?")
+            if type(value) in _KEPT or kind in ("Tensor", "str") or (value is None and kinds[name] != kind):
                 continue
-            _refuse_kind(f"tile.{operator.name}: {name}", kinds[name], value)
+            _refuse_kind(f"tile.{operator.name}: {name}", kind, value)
 
     return check
 

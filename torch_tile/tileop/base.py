@@ -105,7 +105,7 @@ def tile_ops() -> dict[str, type[RegisteredOp]]:
     return dict(_OPS)
 
 
-def is_of_each(regions: Sequence[Region]) -> bool:
+def is_per_thread(regions: Sequence[Region]) -> bool:
     """Return whether each thread performs the operation for itself: on its own memory, or on single elements."""
     own = any(region.buffer.scope in ("local", "var") for region in regions)
     return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)

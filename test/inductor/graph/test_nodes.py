@@ -18,7 +18,6 @@ from torch_tile.inductor.graph.nodes import (
     Frame,
     Miss,
     Rewrite,
-    below,
     compute,
     constant,
     expression,
@@ -26,6 +25,7 @@ from torch_tile.inductor.graph.nodes import (
     look_through,
     module_of,
     name_of,
+    nodes_under,
     place,
     quotient,
 )
@@ -212,7 +212,7 @@ def test_looks_through_the_kinds_asked_for(kinds, calls, chain):
     x, nodes = chain(*calls)
     asked = dict.fromkeys(kinds.split(), True)
     assert look_through(nodes[-1], **asked) is x
-    assert list(below(nodes[-1], **asked)) == [*nodes[::-1], x]
+    assert list(nodes_under(nodes[-1], **asked)) == [*nodes[::-1], x]
     assert look_through(nodes[-1]) is nodes[-1] and look_through(2.0, **asked) == 2.0
     for kind in asked:
         assert look_through(nodes[-1], **(asked | {kind: False})) is not x

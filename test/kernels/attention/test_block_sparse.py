@@ -12,7 +12,7 @@ from torch_tile.kernels.attention import backward, block_sparse, forward
 from torch_tile.kernels.attention.args import BlockSparseArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.backward import Tilings
-from torch_tile.kernels.attention.block_lists import Listed, as_blocks, joined
+from torch_tile.kernels.attention.block_lists import Listed, as_blocks, concatenated_lists
 from torch_tile.kernels.attention.block_sparse import (
     attention_block_sparse,
     attention_block_sparse_backward,
@@ -107,7 +107,12 @@ def test_random_problems(form, rounds, problems, check, engine, monkeypatch):
 def test_blocks_that_no_list_names_are_not_read(problems):
     """Keys and values there are NaN."""
     args, grad = problem("full", problems, 150)
-    seen = as_blocks(*joined([args[3:5], args[5:7]]), -(-args.k.shape[2] // args.block_kv)).any(2).any(0).any(0)
+    seen = (
+        as_blocks(*concatenated_lists([args[3:5], args[5:7]]), -(-args.k.shape[2] // args.block_kv))
+        .any(2)
+        .any(0)
+        .any(0)
+    )
     rows = seen.repeat_interleave(args.block_kv)[: args.k.shape[2]]
     k, v = (torch.where(rows[:, None], x, math.nan) for x in (args.k, args.v))
     out, lse = attention_block_sparse(*args._replace(k=k, v=v))
@@ -123,7 +128,7 @@ def test_blocks_that_no_list_names_are_not_read(problems):
 def test_lists_joined_and_by_keys(problems):
     part = torch.rand(2, 1, 5, 7, generator=problems.generator)
     first, second = lists_of(part < 0.3, problems), lists_of(part > 0.6, problems)
-    both = joined([first, second])
+    both = concatenated_lists([first, second])
     assert torch.equal(as_blocks(*both, 7), (part < 0.3) | (part > 0.6))
     by_keys = Listed(*both, 32, 16).by_keys(7)
     assert torch.equal(as_blocks(by_keys.counts, by_keys.indices, 5), as_blocks(*both, 7).mT)

@@ -118,7 +118,7 @@ def record(call: Callable[[list[torch.Tensor]], object], forms: Sequence[TensorM
 
     plan = LaunchPlan()
     try:
-        with compat.isolated_compile():
+        with compat.nested_compile():
             with FakeTensorMode(shape_env=symbols.env, allow_non_fake_inputs=False):
                 for form in forms:
                     plan.add(fake(form, symbols.number), form.low)

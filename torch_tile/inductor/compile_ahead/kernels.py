@@ -73,9 +73,9 @@ def plan_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any], machine: Machi
     """Plan a graph's call of one of our ops on fake tensors. Sizes known only at run time get typical values."""
     operator = operator_of(op)
     assert operator is not None
-    with compat.isolated(), FakeTensorMode():
+    with compat.outside_trace(), FakeTensorMode():
         args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
-    with compat.isolated():
+    with compat.outside_trace():
         return operator.plan(operator.args(*args, **kwargs), machine)
 
 
@@ -84,7 +84,7 @@ def prepare(
 ) -> None:
     """Compile the kernels that a call of one of our ops launches, for its tensors' machine or for `machine`."""
     try:
-        with compat.isolated(), workers.compiling_in(pool):
+        with compat.outside_trace(), workers.compiling_in(pool):
             plan_of(op, args, kwargs, machine).compile()
         report.log.debug("%s is compiled ahead", op)
     except Exception:

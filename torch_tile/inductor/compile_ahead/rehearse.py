@@ -93,7 +93,7 @@ def foresee(graph: Graph, settings: Settings) -> list[Node]:
     module, may_be_slow = graph.owning_module, any("softmax" in str(n.target) for n in graph.nodes)
     if module is None or not may_be_slow or trains or len(graph.nodes) > MOST_NODES or _is_known(graph, inputs):
         return []
-    with compat.isolated_compile(), FakeTensorMode(allow_non_fake_inputs=True) as mode, V.set_fake_mode(mode):
+    with compat.nested_compile(), FakeTensorMode(allow_non_fake_inputs=True) as mode, V.set_fake_mode(mode):
         traced = compat.decomposed(torch.fx.Interpreter(module).run, [compat.empty_for(x) for x in inputs])
         found = rehearse(traced.graph, settings, "inference")
     return [call for call in found if call.target in SLOW]

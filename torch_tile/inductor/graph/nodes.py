@@ -176,7 +176,7 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def below(
+def nodes_under(
     node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
 ) -> Iterator[Any]:
     """Yield `node`, then each node under the operations on top of it that keep its values, nearest first.
@@ -200,7 +200,7 @@ def look_through(
     node: Any, *, casts: bool = False, views: bool = False, copies: bool = False, broadcasts: bool = False
 ) -> Any:
     """Return the tensor under all operations of these kinds: the last node of `below`."""
-    *_, last = below(node, casts=casts, views=views, copies=copies, broadcasts=broadcasts)
+    *_, last = nodes_under(node, casts=casts, views=views, copies=copies, broadcasts=broadcasts)
     return last
 
 

@@ -30,7 +30,6 @@ from torch_tile.inductor.graph.nodes import (
     Rewrite,
     arg,
     aten,
-    below,
     constant,
     dtype,
     equivalent,
@@ -40,6 +39,7 @@ from torch_tile.inductor.graph.nodes import (
     is_tensor,
     known,
     look_through,
+    nodes_under,
     only_user,
     product,
     same_shape,
@@ -143,7 +143,7 @@ def _multiply_by_reciprocal(root: Node, backward: Collection[Node]) -> None:
     inverse = Rewrite(root).call(aten.rsqrt.default, root.args[0])
     for node in divisions:
         rewrite, new = Rewrite(node), inverse
-        path = list(below(node.args[-1], casts=True, views=True, broadcasts=True))
+        path = list(nodes_under(node.args[-1], casts=True, views=True, broadcasts=True))
         for step in reversed(path[: path.index(root)]):
             new = rewrite.call(step.target, new, *step.args[1:], **step.kwargs)
         if is_call(node, aten.div.Tensor):

@@ -47,7 +47,7 @@ Rival = tuple[Callable[..., Any], list[Any]]
 def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tuple[float, float]:
     """Return the times of both graphs in microseconds; `options` are Inductor's."""
     device = next((v.device.type for v in map(val, _placeholders(new)) if isinstance(v, torch.Tensor)), "cpu")
-    with compat.isolated_compile():
+    with compat.nested_compile():
         # Our kernels' compiler works beside Inductor's where it is not called by it.
         with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
             spread = {n.target: numbers(n) for n in _placeholders(old)}  # the old graph shows what is a weight

@@ -191,7 +191,7 @@ def compete_attention(
 
     from torch_tile.inductor.select.decide import decide  # with the benchmark: nothing for graphs from the cache
 
-    with compat.isolated_compile(), FakeTensorMode():
+    with compat.nested_compile(), FakeTensorMode():
         of_mask = tensors[3] is not None and tensors[3].requires_grad
         fakes = [compat.empty_for(x) for x in tensors if x is not None]
         grad = empty_beside(fakes[0], fakes[2].shape[3])
@@ -271,7 +271,7 @@ def compete_loss(
         return F.cross_entropy(logits.float() if widened else logits, *given, **options)
 
     options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    with compat.isolated_compile(), FakeTensorMode():
+    with compat.nested_compile(), FakeTensorMode():
         fakes = [compat.empty_for(x) for x in tensors]
         new, old = (_traced(timed(loss), fakes) for loss in (cross_entropy_loss, theirs))
     return decide(new, old, settings)
@@ -317,7 +317,7 @@ def compete_linear_loss(
 
         return call
 
-    with compat.isolated_compile(), FakeTensorMode():
+    with compat.nested_compile(), FakeTensorMode():
         fakes: list[Any] = [None if x is None else compat.empty_for(x) for x in tensors]
         fakes[0] = fakes[0].new_empty((*fakes[2].shape, fakes[0].shape[-1]))  # as many rows as there are targets
         given = [x for x in fakes if x is not None]

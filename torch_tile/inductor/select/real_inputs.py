@@ -43,7 +43,7 @@ def note(graph: Graph) -> None:
     shared = torch.distributed.is_available() and torch.distributed.is_initialized()
     if shared or len(nodes) != len(inputs) or not all(map(_fits, nodes, inputs)):
         return
-    with compat.isolated_compile():
+    with compat.nested_compile():
         for node, given in zip(nodes, inputs, strict=True):
             if (found := numbers_of(given)) is not None:
                 node.meta[NUMBERS] = found
@@ -61,7 +61,7 @@ def _fits(node: Node, given: Any) -> bool:
 def known_numbers(node: Node) -> tuple[float, float] | None:
     """Return the mean and deviation of the tensor behind an input of a part: what is noted of it, or is frozen."""
     if NUMBERS not in node.meta and FROZEN in node.meta:
-        with compat.isolated_compile():
+        with compat.nested_compile():
             return numbers_of(node.meta[FROZEN])
     found: tuple[float, float] | None = node.meta.get(NUMBERS)
     return found

@@ -85,7 +85,9 @@ class Listed:
         return Listed(counts, indices, self.keys, self.queries)
 
 
-def joined(lists: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor]:
+def concatenated_lists(
+    lists: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Concatenate lists of blocks. Each is a pair of counts and indices; pairs of None are left out."""
     given = [(counts, indices) for counts, indices in lists if counts is not None and indices is not None]
     (counts, indices), *others = given

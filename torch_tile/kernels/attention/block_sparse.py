@@ -15,7 +15,7 @@ import torch
 from torch_tile.kernels.attention import backward, forward
 from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
-from torch_tile.kernels.attention.block_lists import Listed, as_blocks, joined
+from torch_tile.kernels.attention.block_lists import Listed, as_blocks, concatenated_lists
 from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -35,7 +35,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def listed(args: BlockSparseArgs[torch.Tensor]) -> Listed:
     """Return the lists of a call as one."""
     partial, full = (args.kv_num_blocks, args.kv_indices), (args.full_kv_num_blocks, args.full_kv_indices)
-    return Listed(*joined([partial, full]), args.block_q, args.block_kv)
+    return Listed(*concatenated_lists([partial, full]), args.block_q, args.block_kv)
 
 
 def key_blocks(args: BlockSparseArgs[Any]) -> Any:

@@ -77,7 +77,7 @@ class Fields:
     offset: int
 
     @property
-    def below(self) -> int:
+    def zero_point(self) -> int:
         """Return the zero point: what is subtracted from a field, read without a sign."""
         return self.offset + (self.half if self.signed else 0)
 
@@ -89,7 +89,7 @@ class Fields:
     @property
     def place(self) -> int:
         """Return the place of a field's lowest bit in its byte."""
-        return (8 if self.below == self.half else 7) - self.bits
+        return (8 if self.zero_point == self.half else 7) - self.bits
 
     @property
     def times(self) -> int:
@@ -103,10 +103,10 @@ class Fields:
         sign = self.half << self.place if self.signed else 0
         if self.place + self.bits == 8:
             return fields if self.signed else fields ^ four(0x80)
-        if not self.below:
+        if not self.zero_point:
             return fields
         # No byte borrows from the next: its highest bit is 1 meanwhile.
-        return ((fields ^ four(0x80 | sign)) - four(self.below << self.place)) ^ four(0x80)
+        return ((fields ^ four(0x80 | sign)) - four(self.zero_point << self.place)) ^ four(0x80)
 
 
 def four(byte: int) -> int:

@@ -133,7 +133,7 @@ def scan_states(config: Config, spec: Spec) -> Any:
         v: s.values("v"),
         seen: s.per_time(),
         left: s.per_time(),
-        *others: [*s.starts(), *s.table(), *more, *s.before_scan()],
+        *others: [*s.starts(), *s.table(), *more, *s.states_before_scan()],
         states: s.states(),
         last: s.state_of_sequences(),
     ):
@@ -277,7 +277,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *s.before_scan()],
+        *others: [*s.pairs_of_delta(), *s.states_before_scan()],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,
@@ -504,9 +504,9 @@ class Chunks:
         operands = self.k, self.v, self.seen, self.left, *inverses
         self.run(scan_segments, *operands, own, self.transitions, self.slots, config=config)
         initial, spec = self.initial()
-        return [self.joined(own, initial, spec)], self.spec
+        return [self.states_from_segments(own, initial, spec)], self.spec
 
-    def joined(self, own: torch.Tensor, given: list[torch.Tensor], spec: Spec) -> torch.Tensor:
+    def states_from_segments(self, own: torch.Tensor, given: list[torch.Tensor], spec: Spec) -> torch.Tensor:
         """Compute the transposed states before segments, or gradients of those behind, from those from 0."""
         out = self.segment_states()
         self.run(join_segments, own, self.transitions, *given, out, spec=spec, config=self.segment_config)

@@ -63,7 +63,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
         weights: s.pairs(),
         seen: s.per_time(),
         left: s.per_time(),
-        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.before_scan()],
+        *others: [*s.starts(), *s.table(), *s.later_keys(), *s.pairs_of_delta(), *s.states_before_scan()],
         dv: s.like_values(),
         behind: s.states(),
         of_first: firsts,
@@ -510,7 +510,7 @@ def gated_delta_rule_backward(
     if chunks.scan_config.segments > 1:
         own, apart = chunks.segment_states(), replace(chunks.spec, apart=True)
         chunks.run(scan_gradients, *operands, dv, behind, own, chunks.scale, spec=apart, config=chunks.scan_config)
-        last, spec = [chunks.joined(own, last, replace(spec, reverse=True))], chunks.spec
+        last, spec = [chunks.states_from_segments(own, last, replace(spec, reverse=True))], chunks.spec
     results_of_scan = dv, behind, of_first, chunks.scale
     chunks.run(scan_gradients, *operands, *last, *results_of_scan, spec=spec, config=chunks.scan_config)
     of_queries, outs, ins = chunks.pairs(), chunks.per_time(), chunks.per_time()

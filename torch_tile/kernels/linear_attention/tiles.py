@@ -221,7 +221,7 @@ class Sizes:
         dtype = self.spec.initial
         return [] if dtype is None else [strided("initial", self.state_shape, dtype, unit=False)]
 
-    def before_scan(self) -> list[Any]:
+    def states_before_scan(self) -> list[Any]:
         """Return the type of the state before each sequence or segment, in a list that is empty without one."""
         if self.config.segments == 1:
             return self.initial()

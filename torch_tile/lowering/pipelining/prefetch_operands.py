@@ -160,7 +160,7 @@ class _Overlapped:
         self.loop, self.wait, self.starts, self.products, self.count = loop, wait, starts, products, count
         self.operands: dict[Hashable, _Operand] = {}
         for op in products:
-            for key, region, along in _sources(op):
+            for key, region, along in _operands_along_k(op):
                 if key not in self.operands:
                     self.operands[key] = self._operand(region, along)
 
@@ -181,7 +181,7 @@ class _Overlapped:
         for op in self.products:
             sums, *steps = mma.registers(op, ctx)
             total += sums
-            for (key, _, _), step in zip(_sources(op), steps, strict=True):
+            for (key, _, _), step in zip(_operands_along_k(op), steps, strict=True):
                 total += 0 if key in seen else 2 * step
                 seen.add(key)
         return total
@@ -215,11 +215,11 @@ class _Overlapped:
 
     def _product(self, op: Gemm, step: int) -> Stmt:
         """Build the product of one step."""
-        a, b = (self.operands[key].part(step) for key, _, _ in _sources(op))
+        a, b = (self.operands[key].part(step) for key, _, _ in _operands_along_k(op))
         return replace(op, A=a, B=b)
 
 
-def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
+def _operands_along_k(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
     """Yield a key, the region and the dimension along K of A and of B.
 
     MMAs that read the same operand in the same layout have equal keys, so that one prefetched fragment serves all.

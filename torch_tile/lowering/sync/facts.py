@@ -136,8 +136,8 @@ class Facts(Divergence):
         self.stand_ins: dict[Stmt, Mapping[Var, Expr]] = {}
 
     @cached_property
-    def of_arrays(self) -> Divergence:
-        """Return which arrays of threads hold values that differ between them."""
+    def divergence_of_arrays(self) -> Divergence:
+        """Return the analysis that also knows which local arrays hold other values in other threads."""
         return Divergence(self.kernel, arrays=True)
 
     def is_divergent_loop(self, loop: For | While) -> bool:
@@ -152,7 +152,7 @@ class Facts(Divergence):
             isinstance(loop, For)
             and trips(loop) == 1
             and contains(loop, Continue)
-            and self.of_arrays.is_divergent_loop(loop)
+            and self.divergence_of_arrays.is_divergent_loop(loop)
         )
 
     def orders(self, one: Stmt) -> bool:

@@ -108,11 +108,11 @@ class _HideOperands(Rewriter):
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL:
             return new
-        moved = _Move(new)
-        body = moved(new.body)
-        if moved.descriptors <= MANY:
+        with_zero = _Move(new)
+        body = with_zero(new.body)
+        if with_zero.descriptors <= MANY:
             return new
-        return replace(new, body=Block((Let(moved.zero, here(const(0, int32))), *body.stmts)))
+        return replace(new, body=Block((Let(with_zero.zero, here(const(0, int32))), *body.stmts)))
 
 
 class _Move(Rewriter):
@@ -141,10 +141,10 @@ class _Move(Rewriter):
             return call
         d, a, b, *rest = call.args
         left, right = walks_of(call)
-        return replace(call, args=(d, self.moved(a) if left else a, self.moved(b) if right else b, *rest))
+        return replace(call, args=(d, self.with_zero(a) if left else a, self.with_zero(b) if right else b, *rest))
 
-    def moved(self, operand: Expr) -> Expr:
-        """Return an operand's address, with the zero added if it does not change in the loop."""
+    def with_zero(self, operand: Expr) -> Expr:
+        """Return an operand's address; plus the variable that is zero if the loop would else compute it once, ahead."""
         assert isinstance(operand, Address)
         if not self.changing.isdisjoint(symbols(operand)):
             return operand

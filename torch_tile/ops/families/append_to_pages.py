@@ -20,7 +20,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_paged import check_page_dtypes
-from torch_tile.ops.families.attention_varlen import check_ints, check_most, check_starts
+from torch_tile.ops.families.attention_varlen import check_most, check_positions, check_starts
 from torch_tile.ops.registration import LIBRARY
 from torch_tile.ops.registry import arguments_of, documented, form
 
@@ -66,8 +66,8 @@ def _check(args: AppendArgs[Tensor]) -> None:
     checks.check_same_dtype(OP, k=k, v=v)
     check_page_dtypes(OP, "k", k, k_pages, v_pages, k_scale, v_scale)
     ragged = cu_seqlens is not None
-    check_ints(OP, "block_tables", block_tables, 2, "[B, n]", k)
-    check_ints(OP, "lengths", lengths, 1, "[B]", k)
+    check_positions(OP, "block_tables", block_tables, 2, "[B, n]", k)
+    check_positions(OP, "lengths", lengths, 1, "[B]", k)
     batch = lengths.shape[0]
     checks.check_size(OP, "block_tables", block_tables, 0, batch, "as lengths")
     for name, new, pages, width in (("k", k, k_pages, "D"), ("v", v, v_pages, "Dv")):
@@ -83,7 +83,7 @@ def _check(args: AppendArgs[Tensor]) -> None:
     if cu_seqlens is None:
         checks.check_size(OP, "k", k, 0, batch, "the sequences of lengths")
     else:
-        check_ints(OP, "cu_seqlens", cu_seqlens, 1, "[B + 1]", k)
+        check_positions(OP, "cu_seqlens", cu_seqlens, 1, "[B + 1]", k)
         checks.check_size(OP, "cu_seqlens", cu_seqlens, 0, batch + 1, "the sequences of lengths and one more")
     check_most(OP, "max_seqlen", max_seqlen)
     if cu_seqlens is None and isinstance(max_seqlen, int):

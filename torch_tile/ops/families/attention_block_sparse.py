@@ -25,7 +25,7 @@ from torch_tile.ops.attention_common import (
     sharding_of_backward,
 )
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_varlen import SCORES, check_ints, counted, kv_head
+from torch_tile.ops.families.attention_varlen import SCORES, check_positions, counted, kv_head
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
@@ -51,8 +51,8 @@ def _check(args: BlockSparseArgs[Tensor]) -> None:
     blocks = -(-q.shape[2] // args.block_q)
     for number_name, numbers, index_name, indices in _lists(args):
         _check_both(number_name, numbers, index_name, indices)
-        check_ints(op, number_name, numbers, 3, "[B or 1, H or 1, blocks of queries]", q)
-        check_ints(op, index_name, indices, 4, "[B or 1, H or 1, blocks of queries, n]", q)
+        check_positions(op, number_name, numbers, 3, "[B or 1, H or 1, blocks of queries]", q)
+        check_positions(op, index_name, indices, 4, "[B or 1, H or 1, blocks of queries, n]", q)
         for dim in range(3):
             checks.check_size(op, index_name, indices, dim, numbers.shape[dim], f"as {number_name}")
         checks.check_size(op, number_name, numbers, 2, blocks, f"q's blocks of {args.block_q} queries")

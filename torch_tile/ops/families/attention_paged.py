@@ -19,8 +19,8 @@ from torch_tile.ops.attention_common import check_heads, check_pages, declare_wi
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families.attention_varlen import (
     SCORES,
-    check_ints,
     check_most,
+    check_positions,
     check_scores,
     check_starts,
     counted,
@@ -46,13 +46,13 @@ def _check(args: PagedArgs[Tensor]) -> None:
     for dim, what in enumerate(("k_pages' pages", "k_pages' page size", "k_pages' heads")):
         checks.check_size(op, "v_pages", v, dim, k.shape[dim], what)
     check_heads(op, q.shape[-2], k.shape[2], ": heads come last but one, q [B, Sq, H, D], pages [pages, rows, Hkv, D]")
-    check_ints(op, "block_tables", args.block_tables, 2, "[B, n]", q)
-    check_ints(op, "lengths", args.lengths, 1, "[B]", q)
+    check_positions(op, "block_tables", args.block_tables, 2, "[B, n]", q)
+    check_positions(op, "lengths", args.lengths, 1, "[B]", q)
     batch = args.lengths.shape[0]
     checks.check_size(op, "block_tables", args.block_tables, 0, batch, "as lengths")
     most = args.max_seqlen_q
     if args.cu_seqlens_q is not None:
-        check_ints(op, "cu_seqlens_q", args.cu_seqlens_q, 1, "[B + 1]", q)
+        check_positions(op, "cu_seqlens_q", args.cu_seqlens_q, 1, "[B + 1]", q)
         checks.check_size(op, "cu_seqlens_q", args.cu_seqlens_q, 0, batch + 1, "the sequences of lengths and one more")
         check_most(op, "max_seqlen_q", most)
     else:

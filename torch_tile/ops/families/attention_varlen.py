@@ -45,7 +45,7 @@ def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes:
     parse(score, 1, len(aux), len(SCORES), f"tile.{op}: score")
 
 
-def check_ints(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
+def check_positions(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
     """Check a tensor of positions: int32, of so many dimensions, beside q."""
     require_type(x.dtype == torch.int32, lambda: f"tile.{op}: {name} has dtype {x.dtype}; expected torch.int32")
     checks.check_dims(op, name, x, dims, meaning)
@@ -89,8 +89,8 @@ def _check(args: VarlenArgs[Tensor]) -> None:
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
     check_heads(op, q.shape[1], k.shape[1], ": heads come second, [T, H, D]")
     starts = args.cu_seqlens_q
-    check_ints(op, "cu_seqlens_q", starts, 1, "[B + 1]", q)
-    check_ints(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q)
+    check_positions(op, "cu_seqlens_q", starts, 1, "[B + 1]", q)
+    check_positions(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q)
     require(starts.shape[0] > 0, lambda: f"tile.{op}: cu_seqlens_q is empty; expected B + 1 numbers, the first one 0")
     checks.check_size(op, "cu_seqlens_k", args.cu_seqlens_k, 0, starts.shape[0], "as cu_seqlens_q")
     check_most(op, "max_seqlen_q", args.max_seqlen_q)

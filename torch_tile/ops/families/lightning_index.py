@@ -14,7 +14,7 @@ from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.mla.args import IndexScoresArgs, LightningIndexArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.families.attention_varlen import check_positions
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, in_torch
@@ -48,7 +48,7 @@ def _fake(args: LightningIndexArgs[Tensor]) -> Tensor:
     q, k, weights, top, seq_lens = args
     _check_operands(OP, q, k, weights)
     if seq_lens is not None:
-        check_ints(OP, "seq_lens", seq_lens, 1, "[B]", q)
+        check_positions(OP, "seq_lens", seq_lens, 1, "[B]", q)
         checks.check_size(OP, "seq_lens", seq_lens, 0, q.shape[0], "q's batch")
     require_value(top >= 0, lambda: f"tile.{OP}: top is {top}; expected 0 or more")
     return q.new_empty((q.shape[0], q.shape[1], top), dtype=torch.int32)

@@ -14,7 +14,7 @@ from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.families.attention_varlen import check_ints
+from torch_tile.ops.families.attention_varlen import check_positions
 from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, documented, in_torch
@@ -39,7 +39,7 @@ def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tenso
         ("indices", args.indices, 3, "[B, Sq, n]"),
     ):
         if x is not None:
-            check_ints(op, name, x, dims, meaning, q)
+            check_positions(op, name, x, dims, meaning, q)
             checks.check_size(op, name, x, 0, q.shape[0], "q's batch")
     if args.indices is not None:
         checks.check_size(op, "indices", args.indices, 1, q.shape[1], "q's length")

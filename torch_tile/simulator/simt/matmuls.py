@@ -73,7 +73,7 @@ class Products:
         uses = self.uses_of(memory)
         uses.touched[places, groups] = self.fences[groups]
         add = self.calls.threads.findings.add
-        if self.in_flight and (flying := self._flying(uses, places, groups)).any():
+        if self.in_flight and (flying := self._in_flight_at(uses, places, groups)).any():
             text = f"`{memory.name}` is used while a product with it is in flight"
             add("missing_wait", span, text, int(flying.sum()))
         elif uses.hidden[places, groups].any():
@@ -82,13 +82,13 @@ class Products:
     def show(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
         """Mark results as readable after their wait; report results whose product is still in flight."""
         uses = self.uses_of(memory)
-        if self._flying(uses, places, groups).any():
+        if self._in_flight_at(uses, places, groups).any():
             text = f"`{memory.name}` has no results while a product with it is in flight"
             self.calls.threads.findings.add("missing_wait", span, text)
         uses.hidden[places, groups] = False
 
-    def _flying(self, uses: Uses, places: Array, groups: Array) -> Array:
-        """Return which places products in flight use."""
+    def _in_flight_at(self, uses: Uses, places: Array, groups: Array) -> Array:
+        """Return for each place of a register array whether a product in flight reads or writes it."""
         return np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
 
     def wait(self, group: int, pending: int) -> None:

@@ -311,7 +311,7 @@ class VectorClock(Clock):
         mine = {
             first: known
             for heard, column in self.news
-            if self._knows_start(ids, column)
+            if self._are_after_start_of(ids, column)
             for first, known in heard.blocks.items()
         }
         mine[self.first] = self.release(ids)
@@ -325,8 +325,8 @@ class VectorClock(Clock):
         self.news.append((Heard(left, self.lanes), column))
         self.learn(ids, column, self.time(0))
 
-    def _knows_start(self, ids: Array, column: int) -> bool:
-        """Return whether these threads know of a column what was so when the block began."""
+    def _are_after_start_of(self, ids: Array, column: int) -> bool:
+        """Return whether what a column did before this block began is ordered before these threads."""
         return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:

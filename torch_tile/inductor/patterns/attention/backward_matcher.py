@@ -148,7 +148,7 @@ def is_gradient(
         raise Miss("the keys are several dimensions", FIX)
     telling, dependent = False, Descendants([scores[0], of[0]], ordered(found.graph))
     sizes = [*((shift, 1.0) for shift in SHIFTS), *((0.0, scale) for scale in SCALES)]
-    with compat.isolated_compile(), torch.enable_grad():
+    with compat.nested_compile(), torch.enable_grad():
         for (shift, scale), share in product(sizes, SHARES):
             sample = partial(_Sample, [(*scores, full or scores[1]), (*of, of[1])], keys, dependent, share)
             have, want = _sampled(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)

@@ -159,10 +159,10 @@ def addend_of(node: Node) -> tuple[Any, float, float] | None:
     """Return `(addend, beta, alpha)` of a product `beta * addend + alpha * left @ right`; None for other nodes."""
     if not is_call(node, *_WITH_ADDEND):
         return None
-    return node.args[0], _factor(node, "beta"), _factor(node, "alpha")
+    return node.args[0], _keyword_factor(node, "beta"), _keyword_factor(node, "alpha")
 
 
-def _factor(node: Node, name: str) -> float:
+def _keyword_factor(node: Node, name: str) -> float:
     """Return the keyword factor of a sum, 1 by default; raises NoMatch for a size."""
     factor: Any = node.kwargs.get(name, 1)
     if isinstance(factor, Node):
@@ -236,7 +236,7 @@ def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> b
 
 def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
     """Read a sum of two products, or of a product and a mask."""
-    alpha = _factor(node, "alpha")
+    alpha = _keyword_factor(node, "alpha")
     sign = -alpha if is_call(node, aten.sub.Tensor) else alpha
     sides: list[Scores | None] = []
     first: NoMatch | None = None

@@ -26,7 +26,6 @@ from torch_tile.inductor.graph.nodes import (
     Rewrite,
     aten,
     backward_of,
-    below,
     binary_with_scalar,
     bind,
     dtype,
@@ -36,6 +35,7 @@ from torch_tile.inductor.graph.nodes import (
     is_tensor,
     known,
     name_of,
+    nodes_under,
     only_user,
     ordered,
     same_shape,
@@ -215,7 +215,7 @@ def _through_casts(node: Node, backward: Collection[Node]) -> list[Node]:
 
 def _vector(node: Any, last: Any) -> Any:
     """Return the 1-D tensor of length `last` under casts and leading dimensions of one, else None."""
-    for under in below(node, casts=True, views=True):
+    for under in nodes_under(node, casts=True, views=True):
         if is_tensor(under) and val(under).dim() <= 1:
             ok = val(under).dim() == 1 and known(shape(under)[0] == last) and dtype(under).is_floating_point
             return uncast(under) if ok else None

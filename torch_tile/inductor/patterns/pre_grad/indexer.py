@@ -95,16 +95,16 @@ def _scores(relu: Node) -> Scores:
         last = user
     if len(product.all_input_nodes) == 2 and len(others) == 1:
         operands = *product.all_input_nodes, others[0]
-        for chosen in itertools.product(*map(_sources, operands, (4, 3, 3))):
+        for chosen in itertools.product(*map(_viewed_tensors, operands, (4, 3, 3))):
             nodes = _between(last, chosen)
-            if nodes is not None and _fit(last, *chosen):
-                factor = _factor(last, chosen, nodes)
+            if nodes is not None and _shapes_fit(last, *chosen):
+                factor = _multiple_of_scores(last, chosen, nodes)
                 if factor > 0.0:
                     return Scores(last, chosen, nodes, factor)
     raise Miss("scores are not sums of rectified products by one weight for each head", FORMS)
 
 
-def _sources(node: Node, dims: int) -> list[Node]:
+def _viewed_tensors(node: Node, dims: int) -> list[Node]:
     """Return the tensors of so many dimensions of which views and widening casts make `node`, the first one first."""
     found: list[Node] = []
     while isinstance(val(node), torch.Tensor) and val(node).is_floating_point():
@@ -127,7 +127,7 @@ def _is_view(node: Node) -> bool:
     return all(one is None or one is Ellipsis or one == slice(None) for one in index)
 
 
-def _fit(last: Node, q: Node, k: Node, weights: Node) -> bool:
+def _shapes_fit(last: Node, q: Node, k: Node, weights: Node) -> bool:
     """Return whether `tile.index_scores` takes these operands, and scores have the shape of its result."""
     batch, queries, heads, d = val(q).shape
     keys = val(k).shape[1]
@@ -152,7 +152,7 @@ def _between(last: Node, operands: Sequence[Node]) -> list[Node] | None:
     return sorted(inside, key=position.__getitem__)
 
 
-def _factor(last: Node, operands: Sequence[Node], nodes: Sequence[Node]) -> float:
+def _multiple_of_scores(last: Node, operands: Sequence[Node], nodes: Sequence[Node]) -> float:
     """Return what multiple of the operator's scores the nodes compute for random numbers, or 0 for no multiple."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), real_tensors():
         torch.manual_seed(0)
