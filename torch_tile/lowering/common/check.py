@@ -60,7 +60,7 @@ from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.atomic import Atomic
-from torch_tile.tileop.base import describe, is_of_each
+from torch_tile.tileop.base import describe, is_per_thread
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
@@ -380,7 +380,7 @@ class _Check(Rewriter):
             for region in (*reads, *writes):
                 self._region(region, op)
             by_one = isinstance(op, TmaCopy)  # one of the threads that reach it
-            if not by_one and not is_of_each((*reads, *writes)):
+            if not by_one and not is_per_thread((*reads, *writes)):
                 self._report_divergent(op, f"T.{op.op_name}")
             self.children(op)
         return op
