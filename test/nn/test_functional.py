@@ -76,6 +76,17 @@ def test_dropout_drops_and_says_that_no_kernel_is_used(seed: int, caplog, monkey
     ]
 
 
+@pytest.mark.parametrize("way", ["kernel", "dropout", "sinks in training"])
+@pytest.mark.parametrize(
+    "mask", [torch.ones(6, 9).long(), torch.ones(6, 9).byte(), torch.ones(3, 1, 6, 9), torch.ones(6, 8)]
+)
+def test_every_way_refuses_a_mask_of_another_dtype_or_shape(mask, way: str, seed: int) -> None:
+    """Plain torch would add integers to scores, and give more results than there are queries."""
+    sinks = torch.zeros(4, requires_grad=True) if way == "sinks in training" else None
+    with pytest.raises((TypeError, RuntimeError), match=r"tile\.attention: mask has"):
+        attend(*inputs(), mask, dropout=0.5 * (way == "dropout"), sinks=sinks)
+
+
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rotation_turns_pairs(interleaved: bool, seed: int) -> None:
     x, angle = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.rand(2, 5, 4, dtype=torch.float64) * 6

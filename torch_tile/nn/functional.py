@@ -11,6 +11,7 @@ import torch
 
 from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.ops.checks import check_auxiliary, check_broadcasts
 
 Tensor = torch.Tensor
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -184,9 +185,12 @@ def _plain(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute `attend` in plain torch, in float32 or better."""
+    """Compute `attend` in plain torch, in float32 or better. Masks that the operator refuses are refused."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups, sq, skv = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    if mask is not None:
+        check_auxiliary("attention", "mask", mask, "q", q)
+        check_broadcasts("attention", "mask", mask, [*q.shape[:3], skv])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (t.repeat_interleave(groups, dim=1).to(wide) for t in (k, v))
     scores = q.to(wide) @ k.mT * scale
