@@ -152,8 +152,8 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
 
 
 def _array_key(value: Any) -> Hashable:
-    """Return the dtype, the shape and the bytes of a NumPy array or number: of objects, their places in memory."""
-    return str(value.dtype), value.shape, value.tobytes()
+    """Return the dtype, the shape and the bytes of a NumPy array or number; no bytes of objects."""
+    return str(value.dtype), value.shape, None if value.dtype.hasobject else value.tobytes()
 
 
 def _tensor_key(value: Any) -> Hashable:
