@@ -16,9 +16,20 @@ import functools
 import operator
 import struct
 import sys
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
+from collections import deque
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    ItemsView,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from dataclasses import dataclass, fields, is_dataclass
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 from torch_tile.ir.idmap import IdMap
@@ -117,14 +128,15 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
         return tuple([exact_key(each, walk) for each in value])
     if isinstance(value, frozenset):
         return frozenset([exact_key(each, walk) for each in value])
-    if isinstance(value, list):
+    if isinstance(value, list | deque | KeysView | ValuesView | ItemsView):
         return walk.parts(lambda: value)
-    if isinstance(value, dict):
+    if isinstance(value, dict | MappingProxyType):
         return walk.parts(value.keys), walk.parts(value.values)
     if isinstance(value, set):
         return frozenset(walk.parts(lambda: value))
     if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        return walk.compared(lambda: _array_key(value))
+        items = walk.parts(lambda: list(value.flat)) if value.dtype.hasobject else None
+        return items, walk.compared(lambda: _array_key(value))
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
         return value, walk.compared(lambda: _tensor_key(value))
     if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
@@ -140,8 +152,8 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
 
 
 def _array_key(value: Any) -> Hashable:
-    """Return the dtype, the shape and the bytes of a NumPy array or number."""
-    return str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
+    """Return the dtype, the shape and the bytes of a NumPy array or number; no bytes of objects."""
+    return str(value.dtype), value.shape, None if value.dtype.hasobject else value.tobytes()
 
 
 def _tensor_key(value: Any) -> Hashable:
@@ -152,6 +164,11 @@ def _tensor_key(value: Any) -> Hashable:
 def _has_attributes(value: Any) -> bool:
     """Return whether a program may change attributes of an object or a class: not those of most of a library's."""
     return not is_constant(value) or (type(value).__hash__ is None and hasattr(value, "__dict__"))
+
+
+def _is_layer(value: Any) -> bool:
+    """Return whether an object is a layer of torch, whose options a program may set, as `norm.eps`."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module)
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
@@ -191,7 +208,7 @@ class OuterRead:
             except ValueError:  # not bound yet
                 return OuterRead, 0
         for count, each in enumerate(self.attributes):
-            if not isinstance(found, ModuleType) and not _has_attributes(found):
+            if not isinstance(found, ModuleType) and not _has_attributes(found) and not _is_layer(found):
                 return found, count  # a number, a list, a tensor
             try:
                 found = getattr(found, each)
@@ -318,9 +335,9 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
         parts = [(f"{text}.{name}", getattr(value, name)) for name in ("__defaults__", "__kwdefaults__")]
     elif isinstance(value, MethodType):
         parts = [(f"{text}.{name}", getattr(value, name)) for name in ("__func__", "__self__")]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         parts = [(f"{text}[{n}]", part) for n, part in enumerate(value)]
-    elif isinstance(value, dict):
+    elif isinstance(value, dict | MappingProxyType):
         parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
     if not isinstance(value, FunctionType | MethodType) and _has_attributes(value):
         kind = value if isinstance(value, type) else type(value)
