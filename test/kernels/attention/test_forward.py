@@ -11,8 +11,8 @@ from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import forward as module
 from torch_tile.kernels.attention.arguments import empty_beside
-from torch_tile.kernels.attention.forward import attention, reference
-from torch_tile.kernels.attention.spec import Config
+from torch_tile.kernels.attention.forward import attention, flash_attention, reference
+from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import Machine
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
@@ -211,6 +211,8 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (2, 150, 220, True, replace(APART, through_queries=True), 0),
         (3, 330, 330, True, replace(APART, persistent=4), 0),  # shares of 5 and 4 tiles, the fewest keys first at last
         (1, 130, 200, False, replace(APART, persistent=2), 0),
+        (3, 290, 330, True, replace(APART, persistent=4, paired=True), 0),  # 15 tiles: a pair of two heads, half a pair
+        (1, 150, 200, False, replace(APART, persistent=4, paired=True), 0),  # two blocks without a tile
     ],
 )
 def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, splits):
@@ -231,6 +233,16 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, spl
     want, want_lse = reference(q, k, v, *options)
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("width, paired", [(128, False), (128, True), (96, False)])
+def test_warps_of_persistent_blocks_do_not_meet(width, paired):
+    """Each stores its own rows, and no barrier stands between the tiles of a block."""
+    spec = Spec(torch.bfloat16, 128, width, True, True, False, None, True, True, 8, shifted=False, lse=False)
+    config = replace(APART, block_q=128, block_kv=128, threads=256, persistent=132, ping_pong=True, paired=paired)
+    text = flash_attention.on(HOPPER.target)(config, spec).source
+    kernel = str(text)[str(text).index("__global__") :]
+    assert "tma_load" in kernel and kernel.count("warp_barrier") == 2 and "named_barrier" not in kernel
 
 
 TILED = replace(TWO_STAGES, packed=False, tiled=True)

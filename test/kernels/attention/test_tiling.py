@@ -95,6 +95,27 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
     assert not config.split and config.staged
 
 
+@pytest.mark.parametrize(
+    "heads, length, changes, paired",
+    [
+        (32, 1024, {}, True),
+        (31, 1000, {}, True),
+        (34, 1024, {}, False),  # a pair more than multiprocessors: a second round
+        (24, 1024, {}, False),
+        (32, 4096, {}, False),
+        (240, 100, {}, False),
+        (32, 1024, {"lse": True}, False),
+        (32, 1024, {"causal": False}, False),
+        (32, 1024, {"grouped": True}, False),
+    ],
+)
+def test_pairs_measured_on_an_h200(heads, length, changes, paired):
+    """A long tile and a short one for each multiprocessor: 0.95 of the time of a block for each tile."""
+    form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, shifted=False, lse=False)
+    config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
+    assert config.paired == paired and bool(config.persistent) == paired
+
+
 def test_persistent_blocks_measured_on_an_h100():
     """Heads that share keys, all of which stay in the cache: 0.94 of the time of a block for each tile."""
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)

@@ -17,7 +17,7 @@ import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
-from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait
+from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait, warp_barrier
 from torch_tile.intrinsics.wgmma import Descriptor, wgmma, wgmma_commit, wgmma_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
@@ -593,6 +593,22 @@ def refilled(release, turns=4):
                     release(empty)
 
     return kernel
+
+
+@pytest.mark.parametrize("apart, met", [(64, 0), (96, 0), (32, 1), (48, 1)])
+@pytest.mark.parametrize("across", [True, False])
+def test_tiles_at_multiples_of_their_rows(apart, met, across):
+    """64 threads write a row each, tile after tile, in an order that is no sum: barriers of warps are enough where the
+    warps of one tile never meet other warps of another. Else, and without them, a barrier of all is needed.
+    """
+    rows, unknown = shared("rows", 512, 1), Var("n", role="block")
+
+    def body(k):
+        place = k * unknown % 3 * apart + TX
+        return [*([warp_barrier()] if across else []), put(rows, place, 0), get(rows, place, 0)]
+
+    done = insert_barriers(program(loop(3, body), threads=64), Build(Target.of("cuda:sm_80")))
+    assert barriers(done) == (met if across else 1)
 
 
 def by_threads(empty):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.hardware import WARP
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -138,6 +139,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return placed_beside(out, q), lse.contiguous()
 
 
+MMA_ROWS, RUN = 16, 8  # rows that a warp holds of a product, and elements of 16 bytes
 MOST_TILES = 1 << 30  # of persistent blocks, whose indices are 32 bits wide
 
 
@@ -151,13 +153,34 @@ def store_rows(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: A
 @T.macro
 def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, given: Any = None) -> None:
     """Store as `store_rows`, but through shared memory, in runs of 16 bytes: a `given` tile, or one of its own."""
-    rows, columns = acc.shape
-    result = T.alloc_fragment(acc.shape, out.dtype)
     staged = T.alloc_shared(acc.shape, out.dtype) if given is None else given
+    stage(acc, weight, staged)
+    T.copy(staged[0 : acc.shape[0], 0 : acc.shape[1]], out[(*place, first, 0)])
+
+
+@T.macro
+def store_by_warps(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, staged: Any) -> None:
+    """Store as `store_staged`, each warp the rows that it holds after a product by wgmma: warps do not meet."""
+    rows, columns = acc.shape
+    T.sync_warp()  # the rows of the tile before have left
+    stage(acc, weight, staged)
+    T.sync_warp()
+    layout_shape = rows // MMA_ROWS, MMA_ROWS * columns // (WARP * RUN), WARP, RUN
+    layout = T.Fragment(layout_shape, lambda w, n, lane, c: (w * WARP + lane, n * RUN + c))
+    for w, n, lane, c in T.Parallel(*layout_shape, loop_layout=layout, independent=True):
+        place_of_warp = (n * WARP + lane) * RUN + c
+        row, column = w * MMA_ROWS + place_of_warp // columns, place_of_warp % columns
+        out[(*place, first + row, column)] = staged[row, column]
+
+
+@T.macro
+def stage(acc: Any, weight: Any, staged: Any) -> None:
+    """Round the rows of `acc` times their weights to a shared tile."""
+    rows, columns = acc.shape
+    result = T.alloc_fragment(acc.shape, staged.dtype)
     for i, c in T.Parallel(rows, columns):
-        result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
+        result[i, c] = T.cast(acc[i, c] * weight[i], staged.dtype)
     T.copy(result, staged[0:rows, 0:columns])
-    T.copy(staged[0:rows, 0:columns], out[(*place, first, 0)])
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -222,8 +245,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             tiles = T.min(heads * batch * blocks, MOST_TILES)
             for wave in T.serial(config.waves(bx, tiles)) if config.persistent else (0,):
                 if config.persistent:
-                    block, number = config.tile(wave, bx, blocks, heads * batch)
-                    any_head, sequence, split = number % heads, number // heads, 0
+                    block, number = config.tile(wave, bx, blocks, T.min(heads * batch, MOST_TILES))
+                    own = T.min(heads, MOST_TILES)  # 64 bits divide slowly
+                    any_head, sequence, split = number % own, number // own, 0
                 else:
                     block, any_head, sequence, split = config.place(bx, by, bz, blocks, heads, splits)
                 head, member = any_head // members, any_head % members
@@ -349,8 +373,10 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
                 if layout.ragged:
                     store_own(acc, rescale, out, place, span, config.staged)
+                elif config.persistent:
+                    store_by_warps(acc, rescale, out, place, block * rows, staged)
                 elif config.staged:
-                    store_staged(acc, rescale, out, place, block * rows, q_tile if config.through_queries else staged)
+                    store_staged(acc, rescale, out, place, block * rows, q_tile if config.through_queries else None)
                 else:
                     store_rows(acc, rescale, out, place, block * rows)
 

@@ -112,13 +112,21 @@ def transpose_values(width: int, vector: int) -> Any:
         transposed: T.Tensor((batch, heads, d, padded), torch.uint8),
     ):
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
-            tile = T.alloc_shared((EACH, width), torch.uint8)
-            # Rows that are not a multiple of 128 bytes apart: threads of a warp, each at its row, meet other banks.
+            T.pdl_trigger()
+            # Rows that lie so that the threads of a warp, eight words of four rows each, meet all banks.
+            tile = T.alloc_shared((EACH, width + 16), torch.uint8)
             columns = T.alloc_shared((width, EACH + 4), torch.uint8)
-            T.copy(v[sequence, head, bx * EACH, 0], tile)
-            for word, c in T.Parallel(EACH // 4, width):
-                for byte in T.vectorized(4):
-                    columns[c, word * 4 + byte] = tile[key_at(word * 4 + byte), c]
+            words = math.gcd(width // 4, 8)
+            T.copy(v[sequence, head, bx * EACH : (bx + 1) * EACH, 0:width], tile[0:EACH, 0:width])
+            for run, group, word, c in T.Parallel(EACH // RUN, width // 4 // words, RUN // 4, words):
+                square = T.alloc_local((4, 4), torch.uint8)
+                place, column = run * RUN + word * 4, (group * words + c) * 4
+                for byte in T.unroll(4):
+                    for n in T.vectorized(4):
+                        square[byte, n] = tile[key_at(place + byte), column + n]
+                for n in T.unroll(4):
+                    for byte in T.vectorized(4):
+                        columns[column + n, place + byte] = square[byte, n]
             T.copy(columns[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
@@ -160,6 +168,8 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     ):
         blocks = T.ceildiv(q_len, rows)
         with T.Kernel(*config.grid(blocks, heads, batch, 1), threads=config.threads) as (bx, by, bz):
+            if form.transposed:
+                T.pdl_sync()
             block, head, sequence, _ = config.place(bx, by, bz, blocks, heads, 1)
             kv_head, first_row = head // groups, block * rows
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)

@@ -34,7 +34,8 @@ class Config:
     sends the result through shared memory. Unless rows are packed, `tiled` does so with masks and other operands that
     change with the keys. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks
     that run on an SM at once. `through_queries` sends the result through the shared memory of the queries, which are
-    read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile.
+    read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. With
+    `paired` each takes the longest tile that is left of a head and then the shortest, whose keys come in rising order.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
@@ -57,6 +58,7 @@ class Config:
     through_queries: bool = False
     persistent: int = 0
     narrow: bool = False
+    paired: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
@@ -70,11 +72,18 @@ class Config:
 
     def waves(self, block: Any, tiles: Any) -> Any:
         """Count the tiles of a persistent block, of `tiles` in all."""
+        if self.paired:
+            rest, turn = T.max(tiles - 2 * block, 0), 2 * self.persistent
+            return rest // turn * 2 + T.min(rest % turn, 2)
         whole = tiles // self.persistent
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 
     def tile(self, wave: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
         """Return the block of rows and the head that a persistent block takes in its wave; the longest come first."""
+        if self.paired:
+            tile = (wave // 2 * self.persistent + block) * 2 + wave % 2
+            rank = tile % blocks
+            return T.if_then_else(rank % 2 == 1, rank // 2, blocks - 1 - rank // 2), tile // blocks
         tile = wave * self.persistent + self._rank(wave, block)
         return blocks - 1 - tile // heads, tile % heads
 
@@ -232,7 +241,9 @@ class Spec:
 
         Of the heads of a group that are packed, it may hide any number of tiles. Lists name blocks in any order.
         """
-        return self.lists is None and not (self.windowed or (self.causal and config.packed and self.grouped))
+        if config.paired or self.windowed or self.lists is not None:
+            return False
+        return not (self.causal and config.packed and self.grouped)
 
     def needs_mask(
         self,

@@ -256,8 +256,11 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         config = replace(config, side=_side(config, spec, problem, machine))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
-    if hopper is not None and _is_persistent(config, spec, problem, machine):
-        return replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
+    if hopper is not None and _may_persist(config, spec):
+        paired = _is_paired(config, spec, problem, machine)
+        if paired or _is_persistent(config, spec, problem, machine):
+            lasting = {"persistent": machine.num_sms, "ping_pong": True, "through_queries": False}
+            return replace(config, paired=paired, **lasting)
     return config
 
 
@@ -273,19 +276,33 @@ def _through_queries(spec: Spec) -> bool:
     return spec.tile_dv <= spec.tile_d and not spec.layout.ragged
 
 
+def _may_persist(config: Config, spec: Spec) -> bool:
+    """Return whether blocks may take tile after tile: where that was measured. No log-sum-exp is stored."""
+    plain = spec.causal and not (spec.operands or spec.score or spec.windowed or spec.lists or spec.lse)
+    one = spec.layout == DENSE and config.blocks == 1 and config.block_q == 128
+    return plain and one and config.staged and not config.packed
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    """Count the tiles of all heads, whose rows are apart."""
+    return problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
+
+
+def _is_paired(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether each block takes a long tile and a short one, which fill all multiprocessors once."""
+    pairs = _tiles(config, problem) / (2 * machine.num_sms)
+    equal = spec.tile_d == spec.tile_dv == 128 and not spec.grouped and problem.rows >= 2 * config.block_q
+    return equal and verdict("attention.paired", machine.target, False, pairs=pairs)
+
+
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
 
-    The next tile's loads then run beside the end of a tile. Measured faster under three conditions. Heads share keys,
-    the keys and values of all heads stay in the cache, and no log-sum-exp is stored.
+    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, and the keys and
+    values of all heads stay in the cache.
     """
-    plain = spec.causal and spec.grouped and not (spec.operands or spec.score or spec.windowed)
-    plain = plain and spec.lists is None and not spec.lse
-    if not plain or spec.layout != DENSE or config.packed or not config.staged or config.blocks > 1:
-        return False
-    tiles = problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
     cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
-    return config.block_q == 128 and cached and tiles >= FEWEST_WAVES * machine.num_sms
+    return spec.grouped and cached and _tiles(config, problem) >= FEWEST_WAVES * machine.num_sms
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:

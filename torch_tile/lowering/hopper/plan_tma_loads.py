@@ -370,10 +370,11 @@ def is_leaf(stmt: Stmt) -> bool:
 
 
 def _is_barrier(node: Node) -> bool:
-    """Return whether a call orders threads by hand, apart from letting the next kernel begin."""
-    # A call that lets the next kernel begin orders no thread of this kernel.
+    """Return whether a call orders warps by hand. One that lets the next kernel begin orders none of this kernel."""
     found = intrinsic_of(node) if isinstance(node, Call) else None
-    return found is not None and found.by_hand and (found.sync, found.scope) != (Sync.ARRIVE, Scope.GRID)
+    if found is None or not found.by_hand or found.scope is Scope.WARP:
+        return False
+    return (found.sync, found.scope) != (Sync.ARRIVE, Scope.GRID)
 
 
 def is_load(node: Node) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.traits import Engine
-from torch_tile.ir.arith_util import Substitute, terms_of
+from torch_tile.ir.arith_util import Substitute, divisor_of, terms_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
@@ -216,7 +216,7 @@ class Hazards:
             return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
         shifts: list[int | None] = []
         for p, q in zip(x.sides, y.sides, strict=True):
-            if p is None or q is None:
+            if not (p.sure and q.sure):
                 shifts.append(None)
                 continue
             difference = self.simplify(p.rest - q.rest)
@@ -226,8 +226,12 @@ class Hazards:
                 return False
             else:
                 shifts.append(None)
-        if a.in_warp or a.met:
-            x, y = x.of_warps, y.of_warps
+        if a.in_warp or a.met:  # what a warp accesses together is in order as well
+            for dim, shift in enumerate(shifts[:-1]):
+                if shift is None:
+                    period = math.gcd(*(divisor_of(table.sides[dim].rest) for table in (x, y)))
+                    x, y, shifts[dim] = x.modulo(dim, period), y.modulo(dim, period), 0
+            return x.of_warps.conflicts(y.of_warps, shifts, False)
         return x.conflicts(y, shifts, a.collective or b.collective)
 
     def _table(self, access: Access) -> _Table | None:
@@ -286,12 +290,13 @@ def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
 class _Side:
     """An index as a sum: `rest` is the same for all threads, and `values` has one value per thread and iteration.
 
-    `alone` says that all values are 0.
+    `alone` says that all values are 0. A `rest` that is not `sure` may differ between threads or iterations.
     """
 
     rest: Expr
     values: Any
     alone: bool
+    sure: bool
 
     @cached_property
     def step(self) -> int:
@@ -303,9 +308,9 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Table:
-    """All places of an access: a side per dimension (None: unknown), and the thread at each place."""
+    """All places of an access: a side per dimension, and the thread at each place."""
 
-    sides: tuple[_Side | None, ...]
+    sides: tuple[_Side, ...]
     thread: Any
     count: int
 
@@ -313,6 +318,12 @@ class _Table:
     def of_warps(self) -> _Table:
         """Return the same places, with the warp at each."""
         return replace(self, thread=self.thread // WARP)
+
+    def modulo(self, dim: int, period: int) -> _Table:
+        """Return the same places, with what an index leaves when divided by `period`."""
+        side = self.sides[dim]
+        known = replace(side, values=side.values % period if period else side.values)
+        return replace(self, sides=(*self.sides[:dim], known, *self.sides[dim + 1 :]))
 
     def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
         """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""
@@ -350,7 +361,6 @@ class _Table:
         if not shifts or shifts[-1] is None:
             return 1
         mine, theirs = self.sides[-1], other.sides[-1]
-        assert mine is not None and theirs is not None
         return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1])
 
     def _keys(self, shifts: Sequence[int | None], unit: int) -> list[Any]:
@@ -360,7 +370,7 @@ class _Table:
         run = self.count // unit if shifts and shifts[-1] is not None else 1
         found = []
         for dim, (side, shift) in enumerate(zip(self.sides, shifts, strict=True)):
-            if side is None or shift is None:
+            if shift is None:
                 continue
             values = side.values + shift
             if dim == len(shifts) - 1:
@@ -397,8 +407,7 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
         for part in terms_of("and", condition):
             if numbers.knows(part):
                 active &= numbers(part)
-    known = [simplify(i) if unknown.isdisjoint(symbols(i)) else None for i in access.indices]
-    sides = tuple(None if i is None else _side(i, numbers, active) for i in known)
+    sides = tuple(_side(simplify(i), numbers, active, unknown) for i in access.indices)
     return _Table(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 
@@ -410,22 +419,20 @@ def trips(loop: For) -> int | None:
     return len(range(int(start.value), int(stop.value), loop.step))
 
 
-def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
+def _side(index: Expr, numbers: Numbers, active: Any, unknown: Set[Var]) -> _Side:
     """Split an index into its part that all threads share and its value in each active thread."""
-    parts = _split(index, numbers)
-    if parts is None:
-        return None
-    rest, own = parts
     import numpy as np
 
+    rest, own = _split(index, numbers)
     values = np.broadcast_to(numbers(own), active.shape)[active]
-    return _Side(rest, values, isinstance(own, Const) and own.value == 0)
+    sure = not numbers.touches(rest) and unknown.isdisjoint(symbols(rest))
+    return _Side(rest, values, isinstance(own, Const) and own.value == 0, sure)
 
 
-def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
+def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr]:
     """Split `e` into a sum of two parts: one that all threads share, and one that NumPy computes for each thread.
 
-    Return None if there is no such sum.
+    The first also has what is no such sum.
     """
     zero = const(0, int32)
     if numbers.knows(e):
@@ -434,10 +441,8 @@ def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
         return e, zero
     if isinstance(e, Binary) and e.op in ("+", "-"):
         a, b = _split(e.a, numbers), _split(e.b, numbers)
-        if a is None or b is None:
-            return None
         return (a[0] + b[0], a[1] + b[1]) if e.op == "+" else (a[0] - b[0], a[1] - b[1])
     if isinstance(e, Binary) and e.op == "*" and isinstance(e.b, Const):
         a = _split(e.a, numbers)
-        return None if a is None else (a[0] * e.b, a[1] * e.b)
-    return None
+        return a[0] * e.b, a[1] * e.b
+    return e, zero
