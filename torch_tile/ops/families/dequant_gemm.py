@@ -230,6 +230,9 @@ def dequant_gemm(
     table may be rounded to a's dtype before they are scaled. Powers of two as scales are those of the OCP Microscaling
     Formats (MX) specification 1.0.
 
+    Where fields have 1 or 2 bits, or 8 and zeros, a weight of 16 bits is off by up to `2^-15 |scale|`. It may be
+    infinite or NaN for scales from 2^118 on, and from 2^31 on in float16, which holds no such weight but 0.
+
     Args:
         a: `[M, K]`.
         bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
