@@ -230,8 +230,8 @@ def dequant_gemm(
     table may be rounded to a's dtype before they are scaled. Powers of two as scales are those of the OCP Microscaling
     Formats (MX) specification 1.0.
 
-    Where fields have 1 or 2 bits, or 8 and zeros, a weight of 16 bits is off by up to `2^-15 |scale|`. It may be
-    infinite or NaN for scales from 2^118 on, and from 2^31 on in float16, which holds no such weight but 0.
+    Fields of 1 or 2 bits, and of 8 bits with zeros: a weight of 16 bits is off by up to `2^-15 |scale|`. Scales from
+    2^118 on may make it infinite or NaN. In float16, which holds no such weight but 0, those from 2^31 on may.
 
     Args:
         a: `[M, K]`.
