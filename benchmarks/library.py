@@ -207,8 +207,8 @@ def _scaled_gemms() -> Iterator[Case]:
         yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
-    for bits, of in ((4, "runs"), (2, "rows")):
-        for m in (16, 1024):
+    for bits, of, sizes in ((4, "runs", (16, 1024)), (2, "rows", (1, 16, 1024))):
+        for m in sizes:
             yield Case(f"scaled_gemm int8 by int{bits} {m}", _scaled_gemm(m, *forms[of], dtype=torch.int8, bits=bits))
     for bits, name, of_b in ((4, "groups", (1, 128)), (4, "rows", (1, 0)), (1, "rows", (1, 0))):
         for m in (1, 64):

@@ -50,8 +50,8 @@ template <class... Bits> inline float table_nibble(int32_t word, int byte, int u
   const int32_t table[16] = {bits...};
   return bits_float(uint32_t(table[uint32_t(word) >> (8 * byte + 4 * upper) & 15]));
 }
-inline int table_place(int32_t word, int byte, int lane, int part, int lanes) {
-  return int(uint32_t(word) >> 8 * byte & 255) * 2 * lanes + 2 * lane + part;
+inline int table_place(int32_t word, int byte, int lane, int part) {
+  return int(uint32_t(word) >> 8 * byte & 255) * 64 + 2 * lane + part;
 }
 
 // A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's. Without, the format

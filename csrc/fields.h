@@ -62,20 +62,13 @@ TILE_DEVICE uint32_t table_pair(uint32_t word, int byte) {
   return bytes_of(low, high, (upper_first ? 0x4051 : 0x5140) + byte % 2 * 0x2222);
 }
 
-// The index of one number of the pair that a byte selects, in a table of 256 pairs with a copy for each of `lanes`.
-TILE_DEVICE int table_place(uint32_t word, int byte, int lane, int part, int lanes) {
-  return int(word >> 8 * byte & 255) * 2 * lanes + 2 * lane + part;
-}
+// The index of one number of the pair that a byte selects, in a table of 256 pairs with a copy for each lane.
+TILE_DEVICE int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
 
-struct alignas(8) Floats { float first, second; };
-template <class T> struct PairOf { using type = uint32_t; };
-template <> struct PairOf<float> { using type = Floats; };
-template <class T> using Pair = typename PairOf<T>::type;
-
-// That pair, if copies of it fill all banks. A permutation takes the byte, and a multiplication and addition make the address.
-template <class T> TILE_DEVICE Pair<T> pair_at(const T* table, uint32_t word, int byte, int lane) {
-  const char* of_lane = reinterpret_cast<const char*>(table) + sizeof(Pair<T>) * lane;
-  return *reinterpret_cast<const Pair<T>*>(of_lane + __byte_perm(word, 0, 0x4440 + byte) * 128);
+// That pair. A permutation takes the byte, and a multiplication and addition make the address.
+template <class T> TILE_DEVICE uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
+  const char* of_lane = reinterpret_cast<const char*>(table) + 4 * lane;
+  return *reinterpret_cast<const uint32_t*>(of_lane + __byte_perm(word, 0, 0x4440 + byte) * 128);
 }
 
 template <class T> TILE_DEVICE uint32_t pair_less(uint32_t pair, T x) {
@@ -86,13 +79,10 @@ template <class T> TILE_DEVICE uint32_t pair_less(uint32_t pair, T x) {
 template <class T> TILE_DEVICE uint32_t pair_times(uint32_t pair, T x) { return pair_fma<T>(pair, pair_of(x), 0x80008000); }
 
 // By a float32 factor, whose range and bits 16 bits do not have. It is rounded once.
-template <class T> TILE_DEVICE uint32_t pair_times(Floats pair, float x) {
-  uint32_t y;
-  narrow_pair(reinterpret_cast<T*>(&y), pair.first * x, pair.second * x);
-  return y;
-}
 template <class T> TILE_DEVICE uint32_t pair_times(uint32_t pair, float x) {
-  return pair_times<T>(Floats{widen(T{uint16_t(pair)}), widen(T{uint16_t(pair >> 16)})}, x);
+  uint32_t y;
+  narrow_pair(reinterpret_cast<T*>(&y), widen(T{uint16_t(pair)}) * x, widen(T{uint16_t(pair >> 16)}) * x);
+  return y;
 }
 
 }  // namespace tile

@@ -383,15 +383,9 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
 }
-inline int table_place(uint32_t word, int byte, int lane, int part, int lanes) {
-  return int(word >> 8 * byte & 255) * 2 * lanes + 2 * lane + part;
-}
-struct Floats { float first, second; };
-template <class T> struct PairOf { using type = uint32_t; };
-template <> struct PairOf<float> { using type = Floats; };
-template <class T> using Pair = typename PairOf<T>::type;
-template <class T> inline Pair<T> pair_at(const T* table, uint32_t word, int byte, int lane) {
-  return *reinterpret_cast<const Pair<T>*>(table + table_place(word, byte, lane, 0, 64 / sizeof(T)));
+inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
+template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
+  return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
 }
 template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {
   const float lower = nibble(word, byte, 0) - surplus, upper = nibble(word, byte, 1) - surplus;
@@ -412,11 +406,8 @@ template <class T> inline uint32_t pair_less(uint32_t pair, T x) {
 template <class T> inline uint32_t pair_times(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) * widen(x)));
 }
-template <class T> inline uint32_t pair_times(Floats pair, float x) {
-  return pair_of(narrow<T>(pair.first * x), narrow<T>(pair.second * x));
-}
 template <class T> inline uint32_t pair_times(uint32_t pair, float x) {
-  return pair_times<T>(Floats{widen(T{uint16_t(pair)}), widen(T{uint16_t(pair >> 16)})}, x);
+  return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * x), narrow<T>(widen(part_of<T>(pair, 1)) * x));
 }
 
 // ---- cuda_atomic.h ---------------------------------------------------------------------------------------------------------

@@ -20,11 +20,9 @@ extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor,
   tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(other, factor[1]));
   const unsigned looked = tile::table_pair<tile::{kind}, true, 1, 2, 3, 4, 5, 6, 7, 8>(word, byte);
   tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(looked, one[threadIdx.x]));
-  alignas(8) __shared__ tile::{kind} table[256 * 64];
+  __shared__ tile::{kind} table[256 * 64];
   tile::store_pair(&local[2], tile::pair_at(table, word, byte, threadIdx.x % 32));
-  local[4] = table[tile::table_place(word, byte, threadIdx.x % 32, 1, 32)];
-  const tile::Floats both = tile::pair_at(reinterpret_cast<float*>(table), word, byte, threadIdx.x % 16);
-  tile::store_pair(&local[0], tile::pair_times<tile::{kind}>(both, one[threadIdx.x]));
+  local[4] = table[tile::table_place(word, byte, threadIdx.x % 32, 1)];
   for (int i = 0; i < 8; ++i) out[threadIdx.x * 8 + i] = local[i];
   one[threadIdx.x] = tile::nibble(word, byte, 1) + tile::table_nibble(word, byte, 1, {", ".join(map(str, range(16)))});
 }}

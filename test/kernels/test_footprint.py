@@ -83,6 +83,7 @@ FOOTPRINTS = {
     "scaled_gemm": scaled.footprint,
     "conv": lambda config, spec, bulk: conv.footprint(config, spec.product, bulk),
     "int8_rows_gemm": int8_rows.footprint,
+    "int8_row_gemm": int8_rows.row_footprint,
     "attention": attention.footprint,
     "combine": lambda dtype, part_dtype, latent, sharing, bulk: sharing.footprint(part_dtype, latent),
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),

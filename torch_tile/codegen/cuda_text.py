@@ -386,7 +386,6 @@ def int_type(dtype: DType, is_long: bool) -> str:
 # the wanted type, too. There it is rounded once, as floats are when they are narrowed; a rounded value may be used
 # further.
 
-BANKS = 128  # bytes of one line of all banks of shared memory
 LARGEST = 64  # number taken off a field that csrc/fields.h has room for beside it in a mantissa
 Order = Callable[[Expr, Expr], bool | None]  # of neighbours' operands `upper`: whether the first is 1, if they differ
 
@@ -413,14 +412,11 @@ class _Pair:
             return self.fields(a, b)
         rounded = [_inner(x.a, self.to) if isinstance(x, Cast) and x.type == dt.float32 else None for x in (a.a, b.a)]
         other = self.common(a.b, b.b)
-        wide = self.entry(a.a, b.a, dt.float32) if a.op == "*" else None
-        if wide or (other is None and a.op == "*" and _is_table(rounded[0])):
+        if other is None and a.op == "*" and _is_table(rounded[0]):
             other = self.text.value(a.b) if a.b.dtype == dt.float32 and equal(a.b, b.b) else None
         if other is None:
             return self.fields(a, b)
-        if wide is not None:
-            inner: str | None = wide
-        elif rounded[0] is not None and rounded[1] is not None:
+        if rounded[0] is not None and rounded[1] is not None:
             inner = self.of(rounded[0], rounded[1])
         else:
             inner = self.fields(a.a, b.a)
@@ -439,7 +435,7 @@ class _Pair:
             surplus = _small(a.b) if equal(a.b, b.b) else None
             a, b = a.a, b.a
         if isinstance(a, Load) and isinstance(b, Load):
-            return self.entry(a, b, self.to)
+            return self.entry(a, b)
         if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name):
             return None
         if a.name != "nibble" and (a.name != "table_nibble" or surplus):
@@ -454,16 +450,15 @@ class _Pair:
         operands = f"{self.text.value(a.args[0])}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
-    def entry(self, a: Expr, b: Expr, dtype: DType) -> str | None:
-        """Print one load of two neighbouring table entries of a dtype that a byte selects, or return None."""
-        if not (isinstance(a, Load) and isinstance(b, Load) and is_entry(a) and is_entry(b)):
+    def entry(self, a: Load, b: Load) -> str | None:
+        """Print one load of two neighbouring table entries that a byte selects, or return None."""
+        if a.buffer is not b.buffer or a.dtype != self.to or not (is_entry(a) and is_entry(b)):
             return None
         first, second = a.indices[0], b.indices[0]
         assert isinstance(first, Call) and isinstance(second, Call)
-        (word, byte, lane, part, lanes), others = first.args, second.args
-        same = a.buffer is b.buffer and a.dtype == dtype and _is_number(lanes, BANKS // (2 * dtype.itemsize))
-        same = same and all(equal(simplify(first.args[i]), simplify(others[i])) for i in (0, 1, 2, 4))
-        if not same or self.order(part, others[3]) is not False:
+        word, byte, lane, part = first.args
+        same = all(equal(simplify(x), simplify(y)) for x, y in zip(first.args[:3], second.args[:3], strict=True))
+        if not same or self.order(part, second.args[3]) is not False:
             return None
         operands = ", ".join(map(self.text.value, (word, byte, lane)))
         return f"tile::pair_at({self.text.value(Address(a.buffer, (const(0, dt.int32),)))}, {operands})"
@@ -495,11 +490,6 @@ def _bytes(table: Sequence[Expr], to: DType) -> list[str]:
         words.append(int(word.value) if isinstance(word, Const) else 0)
     found = [word >> shift & 255 for shift in (0, 8) for word in words]
     return [f"0x{int.from_bytes(found[at : at + 4], 'little'):08x}" for at in range(0, 32, 4)]
-
-
-def _is_number(expr: Expr, value: int) -> bool:
-    """Return whether an expression is that literal."""
-    return isinstance(expr, Const) and expr.value == value
 
 
 def _small(expr: Expr) -> int | None:

@@ -47,9 +47,9 @@ def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     return found.to(torch.int32).view(torch.float32)
 
 
-def _table_place(word: Any, byte: Any, lane: Any, part: Any, lanes: Any) -> Any:
-    """Return where a table of pairs holds the entry of a byte of a word. The table has a copy for each of `lanes`."""
-    return (word >> 8 * byte & 255) * 2 * lanes + 2 * lane + part
+def _table_place(word: Any, byte: Any, lane: Any, part: Any) -> Any:
+    """Return where a table of pairs holds the entry of a byte of a word. The table has a copy for each lane."""
+    return (word >> 8 * byte & 255) * 64 + 2 * lane + part
 
 
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
@@ -113,11 +113,11 @@ declare(
         _table_nibble, cuda="table_nibble", header="fields.h",
     )
 )  # fmt: skip
-# The index of number `part` of the pair that a byte of an int32 selects. The table is `[256, lanes, 2]`. So many
-# neighbouring lanes have a copy of the table each, in banks of their own.
+# The index of number `part` of the pair that a byte of an int32 selects. The table is `[256, 32, 2]` of 16-bit numbers.
+# Each lane of a warp has a copy of the table, in a bank of shared memory of its own.
 declare(
     Intrinsic(
-        "table_place", 5, lambda args: (dt.int32, dt.int32), "table_place",
+        "table_place", 4, lambda args: (dt.int32, dt.int32), "table_place",
         _table_place, cuda="table_place", header="fields.h",
     )
 )  # fmt: skip

@@ -151,9 +151,9 @@ def table_nibble(word: Scalar, byte: Scalar, upper: Scalar, values: Sequence[flo
     )
 
 
-def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar, lanes: int = 32) -> Expr:
+def table_place(word: Scalar, byte: Scalar, lane: Scalar, part: Scalar) -> Expr:
     """Return the place in a table `[256, lanes, 2]` of number `part` of a lane's pair for a byte of `word`."""
-    return intrinsics.call("table_place", word, byte, lane, part, lanes)
+    return intrinsics.call("table_place", word, byte, lane, part)
 
 
 def exp10(x: Scalar) -> Expr:

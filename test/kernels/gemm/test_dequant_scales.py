@@ -38,7 +38,9 @@ SCHEMES = {
     "uint4 in float32": Scheme(U8, 4, group=32, offset=8, a=F32),
 }
 SIZES = [0.0, 1e-45, 2e-39, 3e-38, 1e-30, 1e-8, 3e-8, 3e-7, 1e-6, 3e-5, 7e-5, 1e-3, 1.0, 4e2, 3e3, 2e4, 6e4, 7e4, 2e5]
-SIZES += [1e6, 1e8, 1e20, 1e37, 2e38]
+SIZES += [1e6, 1e8, 1.3e9, 1e20, 2e35, 1e37, 2e38]
+HELD = {HALF: 2.0**31, BF16: 2.0**118}  # below which weights of one multiply-add do not overflow (see `packed.weight`)
+SPREAD = 0.6  # of the scales of a row
 LARGEST = 1e34  # sums of so large weights stay in float32
 
 
@@ -51,9 +53,9 @@ def operands(problems, scheme, groups, m):
     pick = lambda *shape: torch.rand(shape, generator=problems.generator)  # noqa: E731
     sizes = torch.tensor(SIZES)[:, None]
     if scheme.bits < 4 or (scheme.bits == 8 and scheme.zero is not None):
-        sizes = sizes[: -3 if scheme.a == HALF else -2]  # one multiply-add overflows there (see `packed.weight`)
+        sizes = sizes[sizes[:, 0] * (1 + SPREAD) < HELD[scheme.a]]
     signs = 1 if scheme.scale == E8M0 else (pick(len(sizes), groups) - 0.3).sign()
-    scale = (sizes * (1 + 0.6 * pick(len(sizes), groups)) * signs).to(scheme.scale)
+    scale = (sizes * (1 + SPREAD * pick(len(sizes), groups)) * signs).to(scheme.scale)
     held = scale.float().isfinite() & ((scale.float() != 0) | (sizes == 0))
     scale = scale[held.all(1)]
     for odd in (float("inf"), float("nan")):

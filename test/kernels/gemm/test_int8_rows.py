@@ -76,6 +76,26 @@ def test_random_problems(bits, words, splits, engine, problems, check):
     check(got, want, f"{m}x{n}x{k}, {form}, less {offset}, {config}", F32)
 
 
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("words", [I8, U8])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_one_row(bits, words, engine, problems, check):
+    """Odd numbers of rows of weights, last steps that are cut off, and blocks with several or no tiles."""
+    form, unit = problems.pick((ROWS, ROWS), (MATRIX, ROWS), (ROWS, MATRIX)), 128 // bits
+    n, k = problems.size(40), unit * problems.size(9000 // unit)
+    rows, blocks, stages = problems.pick(64, 128), problems.pick(1, 2, 5), problems.pick(1, 2, 3)
+    width = min(4 * int8_rows.LANE_BYTES * 8 // bits, int8_rows.LONGEST_RUN)
+    config = Config(8, rows, width, 2 * rows, stages, blocks=blocks, transposed=True, resident=problems.pick(1, 2))
+    offset = problems.pick(*range((1 << (bits - 1)) + 1))
+    (a, b, scale_a, scale_b), numbers = packed(problems, form, 1, n, k, bits, words)
+    args = a.contiguous(), b.t().contiguous().t(), scale_a, scale_b
+    row = problems.tensor(n, dtype=F32)
+    epilogue = "r", "v=add(acc0,x0);w=silu(v);ret w"
+    got = scaled_gemm(*args, [row], *epilogue, F32, bits, offset, config=config)
+    want = exact(a, numbers - offset, *args[2:], [row], *epilogue)
+    check(got, want, f"{n}x{k}, {form}, less {offset}, {config}", F32)
+
+
 def arguments(problems, k=1024, bits=2, scale_b=ROWS, **changes):
     args = {"m": 3, "n": 16, "scale_a": ROWS} | changes
     given, _ = packed(problems, (args["scale_a"], scale_b), args["m"], args["n"], k, bits, U8)
@@ -103,6 +123,11 @@ def test_tilings_fit(bits, scale_b, problems):
     for m, n, k in sizes:
         config = config_for(m, n, k, spec, HOPPER)
         assert config.transposed and config.block_m in COLUMNS and m <= config.block_m < m + 16 and config.stages >= 2
+        if config.blocks:
+            assert m == 1 and scale_b == ROWS
+            held = int8_rows.groups_held(config, -(-k // config.block_k))
+            assert config.resident * int8_rows.row_footprint(config, spec, held).bytes <= HOPPER.target.shared_limit
+            continue
         assert config.splits == 1 or config.splits * int8_rows.LEAST_STEPS * config.block_k <= k
         assert config.resident * footprint(config, spec, True).bytes <= HOPPER.target.shared_limit
         assert config.block_k % int8_rows.column_order(spec).width == 0

@@ -30,7 +30,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.formats import FORMATS, TABLE_BYTES
+from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
     FEW_ROWS,
     LARGEST_OFFSET,
@@ -119,7 +119,7 @@ def multiply(
     bs, scales, zeros, _ = spec.sort(operands)
     wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
     a_tile = T.alloc_shared((bm, bk), spec.operand)
-    table = spec.table(late)
+    table = pairs_of(storage.format, storage.high_first, spec.operand) if storage.coded else None
     b_tiles, products, factors = [], [], []
     unit = span_of(spec, config)
     for number, transposed in enumerate(storage.transposed):
@@ -608,7 +608,7 @@ def _stages(config: Config, problem: Problem, machine: Machine) -> int:
     """Return the number of stages for which shared memory has room."""
     alone = replace(config, stages=1, cluster=False)
     one = footprint(alone, problem.dtype, problem.products, problem.bits, False).tile_bytes
-    table = TABLE_BYTES if problem.coded else 0
+    table = TABLE * problem.dtype.itemsize if problem.coded else 0
     # Scales of at most 4 bytes and zeros, of which copies bring two spans.
     groups = config.block_k // problem.group if problem.group else 0
     factors = 2 * (4 * groups + 2 * SPAN_BYTES) * config.block_n * problem.products if problem.group else 0
@@ -628,7 +628,7 @@ def footprint(
     tiles += [Tile(bn, bk, bits, config.stages, (Part.LOOP,))] * products
     tiles += [Tile(bn, size, 8, 2, (Part.LOOP,)) for size in factors] * products
     if coded:
-        tiles.append(Tile(1, TABLE_BYTES, 8, parts=(Part.BEFORE, Part.LOOP), bulk=False))
+        tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP), bulk=False))
     if operand == torch.float32:
         tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,), bulk=False))
     if config.cluster:

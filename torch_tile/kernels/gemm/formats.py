@@ -16,8 +16,8 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import rounded
 
 BITS = 4  # of a code
-BANKS = 128  # bytes of all banks of shared memory, which copies of a pair of numbers fill
-TABLE_BYTES = 256 * BANKS  # of a table of all pairs of codes
+LANES = 32  # of a warp: each reads a bank of shared memory of its own
+TABLE = 256 * LANES * 2  # numbers of a table of all pairs of codes, in a copy for each lane
 QUIET = 0x400000  # the highest bit of a float32's mantissa: 2^-127 alone, NaN with all bits of the exponent
 E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn  # scales of MXFP4, and of NVFP4
 
@@ -71,22 +71,14 @@ def value_of(name: str, word: Any, byte: Any, upper: Any) -> Any:
 
 @T.macro
 def pairs_of(name: str, high_first: bool, dtype: torch.dtype) -> Any:
-    """Fill a table of shared memory with the two numbers of each byte. Each of `lanes_of` lanes has a copy.
+    """Fill a table of shared memory with the two numbers of each byte. Each lane has a copy (see `T.table_place`).
 
     A byte costs 7 instructions by registers alone, and 3 by such a table: two that make the address, and the load.
     """
-    table = T.alloc_shared((TABLE_BYTES // dtype.itemsize,), dtype)
-    for i in T.Parallel(table.shape[0]):
-        table[i] = T.cast(value_of(name, i // (2 * lanes_of(dtype)), 0, 1 - i % 2 if high_first else i % 2), dtype)
+    table = T.alloc_shared((TABLE,), dtype)
+    for i in T.Parallel(TABLE):
+        table[i] = T.cast(value_of(name, i // (2 * LANES), 0, 1 - i % 2 if high_first else i % 2), dtype)
     return table
-
-
-def lanes_of(dtype: torch.dtype) -> int:
-    """Return how many neighbouring lanes read pairs of numbers from shared memory at once, each from banks of its own.
-
-    A table has a copy for each (see `T.table_place`).
-    """
-    return BANKS // (2 * dtype.itemsize)
 
 
 def power_of(code: Any, byte: int = 0) -> Any:

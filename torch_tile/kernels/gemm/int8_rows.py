@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, dynamic, strided, view_as
+from torch_tile.kernels.common import Machine, dynamic, round_up, start_early, strided, view_as
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.packed import read
+from torch_tile.kernels.gemm.row_dequant import ROWS, SLICES, THREADS, Fetched, groups_held
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster
@@ -232,6 +233,67 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
     return int8_rows_gemm
 
 
+@library_jit
+def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
+    """Build the kernel for one ordered row of a, given as runs of columns, of which a block holds `held`: slices of a
+    run take the places of rows (see row_dequant.py). Sums are of all columns.
+    """
+    slots, fields, (kind_a, kind_b) = column_order(spec), fields_of(spec), spec.scales
+    m, n, runs = T.dynamic("m"), T.dynamic("n"), T.dynamic("runs")
+    words, rows = dynamic("words", LANE_BYTES // 4), config.block_n // SLICES
+    types = [
+        strided("b", (n, words), torch.int32, multiple=LANE_BYTES // 4, align=LANE_BYTES),
+        kind_a.type("scale_a"), kind_b.type("scale_b"), *spec.product.operand_types(1, m, n, runs)[2],
+    ]  # fmt: skip
+
+    @T.prim_func
+    def int8_row_gemm(
+        a: T.Tensor((runs, slots.width), torch.int8), *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)
+    ):
+        with T.Kernel(config.blocks, threads=config.threads) as block:
+            T.annotate_min_blocks_per_sm(config.resident)
+            start_early()
+            matrix = Fetched(config, (torch.int32, 4 * slots.words), (), operands[:1])
+            for number, _ in enumerate(matrix.groups):
+                matrix.fetch(number, block * rows, 0)
+            row = T.alloc_shared((held, slots.width), "int8")
+            T.copy(a[0, 0], row)
+            part = T.alloc_shared((config.block_n, SLICES), "int32")
+            for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
+                col = (iteration * config.blocks + block) * rows
+                product = T.alloc_fragment((config.block_n, SLICES), "int32")
+                T.clear(product)
+                steps = T.ceildiv(runs, SLICES * config.stages)
+                for step in T.serial(steps - 1):
+                    add_step(config, fields, slots, row, matrix, product, step, (col, step + 1))
+                add_step(config, fields, slots, row, matrix, product, steps - 1, (col + config.blocks * rows, 0))
+                T.copy(product, part)
+                for j in T.Parallel(rows):
+                    if col + j < n:
+                        total = T.cast(sum(part[j * SLICES + s, s] for s in range(SLICES)), "float32")
+                        factor = operands[1][kind_a.place(0, 0)] * operands[2][kind_b.place(col + j, 0)]
+                        value = total * (1 / fields.times) * factor
+                        out[0, col + j] = gemm_spec.finish(spec.product, [value], operands[3:], 0, 0, col + j)
+
+    return int8_row_gemm
+
+
+@T.macro
+def add_step(
+    config: Config, fields: Fields, slots: ColumnOrder, row: Any, matrix: Any, product: Any, step: Any,
+    following: tuple[Any, Any],
+) -> None:  # fmt: skip
+    """Add the products of one step of slices, and begin to load the `following` one."""
+    for number, (words,) in enumerate(matrix.groups):
+        weights = widened(fields, slots, words, config.block_n)
+        matrix.fetch(number, *following)
+        first = (step * config.stages + number) * SLICES
+        T.gemm(
+            weights, row[first : first + SLICES, 0 : slots.width], product,
+            transpose_B=True, policy=T.GemmWarpPolicy.FullRow,
+        )  # fmt: skip
+
+
 def fits(spec: Any, k: int, machine: Machine) -> bool:
     """Return whether this kernel can compute a product: rows of int8 by fewer bits, in whole pieces of 16 bytes. If
     runs of columns have scales of their own, bulk copies must be able to read them.
@@ -252,9 +314,13 @@ def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Confi
     """Launch the product of `tensors`, a and the operands of `scaled.prepare`, into `out`."""
     a, b, *operands = tensors
     slots, (m, k) = column_order(spec), a.shape
-    ordered = a.new_empty((m, -(-k // slots.width) * slots.width))
+    ordered, words = a.new_empty((m, round_up(k, slots.width))), view_as(b, torch.int32)
     machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
-    machine.kernel(int8_rows_matmul)(config, spec)(ordered, view_as(b, torch.int32), *operands, out)
+    if config.blocks:
+        runs = ordered.view(-1, slots.width)
+        machine.kernel(int8_row_matmul)(config, spec, groups_held(config, len(runs)))(runs, words, *operands, out)
+    else:
+        machine.kernel(int8_rows_matmul)(config, spec)(ordered, words, *operands, out)
 
 
 # Tilings. They change the speed, never the result.
@@ -263,11 +329,15 @@ ROW_BYTES, SHORT_ROW_BYTES = 256, 128  # of a row of weights that a step takes, 
 LONGEST_STEP = 1024  # columns
 LEAST_STAGES, MOST_STAGES = 3, 5
 LEAST_STEPS = 4  # of a block of a cluster
+ROW_BLOCKS, ROW_STAGES = 4, 2  # of one row: blocks of a multiprocessor, and runs of a slice in a step
 LEAST_RUNS = 4  # of a step: their scales of a row are 16 bytes, as bulk copies want
 
 
 def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | None:
     """Choose the tiling of a product that fits. None if there are too many rows."""
+    alone = isinstance(m, int) and isinstance(k, int) and m == 1
+    if alone and spec.bits == 2 and not spec.scales[1].grouped and (found := _row_config(k, spec, machine)):
+        return found
     rows = next((count for count in COLUMNS if m <= count), None)
     if rows is None:
         return None
@@ -289,11 +359,25 @@ def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | 
     return replace(config, stages=stages)
 
 
+def _row_config(k: int, spec: Any, machine: Machine) -> Config | None:
+    """Choose the tiling of one row by slices, with as many blocks as have room for the row. None if not one has."""
+    slots = column_order(spec)
+    config = Config(SLICES, ROWS, slots.width, THREADS, ROW_STAGES, transposed=True)
+    one = row_footprint(config, spec, groups_held(config, -(-k // slots.width))).bytes
+    blocks = min(ROW_BLOCKS, machine.target.shared_limit // one)
+    return replace(config, blocks=blocks * machine.num_sms, resident=blocks) if blocks else None
+
+
 def _stages(config: Config, spec: Any, machine: Machine) -> int:
     """Return the number of stages for which a block has room."""
     room = machine.target.shared_limit // config.resident
     sizes = (footprint(replace(config, stages=count), spec, True).bytes for count in range(1, MOST_STAGES + 1))
     return max(1, sum(size <= room for size in sizes))
+
+
+def row_footprint(config: Config, spec: Any, held: int, bulk: bool = False) -> Footprint:
+    """Compute the shared memory of the runs of a row, and of what lanes add up."""
+    return Footprint((Tile(held, config.block_k, 8), Tile(config.block_n, SLICES, 32)), bulk)
 
 
 def footprint(config: Config, spec: Any, bulk: bool) -> Footprint:

@@ -16,7 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import compute_dtype, dense_last, dynamic, is_unit, strided
 from torch_tile.kernels.gemm import spec as gemm_spec
-from torch_tile.kernels.gemm.formats import E4M3, E8M0, lanes_of, pairs_of, power_of, value_of
+from torch_tile.kernels.gemm.formats import E4M3, E8M0, power_of, value_of
 from torch_tile.kernels.gemm.tiling import Config
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
@@ -162,8 +162,7 @@ class Storage:
         `slot` is where the column lies among those of the product.
         """
         if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
-            lane, lanes = row % 8 * 4 + slot % 8 // 2, lanes_of(table.dtype)
-            return table[T.table_place(word, column % 8 // 2, lane % lanes, column % 2, lanes)]
+            return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + slot % 8 // 2, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
@@ -252,19 +251,6 @@ class Spec:
         exact = factor.dtype in (torch.int8, torch.uint8, E4M3) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
-    def table(self, late: bool) -> Any:
-        """Make a table of all pairs of codes, in a kernel. None if weights are no codes of words.
-
-        Its numbers are those of tensor cores, or float32 if scales of another dtype multiply them. Then the product is
-        rounded once, and is right wherever 16 bits hold it.
-        """
-        storage = self.storage
-        if not storage.coded:
-            return None
-        early = storage.scale if storage.group and not late else None
-        wide = early is not None and self.taken(early) != self.operand
-        return pairs_of(storage.format, storage.high_first, torch.float32 if wide else self.operand)
-
     def alternates(self, config: Config) -> bool:
         """Return whether the unpacking of a piece alternates with the products of the piece before."""
         long = config.block_m >= LONG_PRODUCTS or self.scales_late(config)
@@ -304,8 +290,7 @@ def weight(
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
     if storage.format:
-        value = storage.looked_up(word, column, row, table, slot)
-        value = T.cast(T.cast(value, spec.operand) if table is None else value, accum)
+        value = T.cast(T.cast(storage.looked_up(word, column, row, table, slot), spec.operand), accum)
         return value if scale is None else value * scale
     number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together

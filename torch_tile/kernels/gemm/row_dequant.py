@@ -19,7 +19,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, round_up, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Tile
-from torch_tile.kernels.gemm.formats import TABLE_BYTES
+from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import Piece, Problem, Spec, finish, weight
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
@@ -168,7 +168,7 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
     ):  # fmt: skip
         with T.Kernel(config.blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(config.resident)
-            table = spec.table(late=True)
+            table = pairs_of(storage.format, storage.high_first, spec.operand) if storage.coded else None
             start_early()
             bs, scales, zeros, _ = spec.sort(operands)
             nothing = [None] * len(bs)
@@ -260,4 +260,4 @@ def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Foot
     operand = 8 * spec.operand.itemsize
     tiles = [Tile(held, config.block_k, operand)]
     tiles += [Tile(config.block_n, SLICES, 32) for _ in spec.storage.transposed]
-    return Footprint((*tiles, Tile(1, TABLE_BYTES, 8)) if spec.storage.coded else tuple(tiles), bulk)
+    return Footprint((*tiles, Tile(1, TABLE, operand)) if spec.storage.coded else tuple(tiles), bulk)

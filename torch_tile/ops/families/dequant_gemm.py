@@ -230,6 +230,9 @@ def dequant_gemm(
     table may be rounded to a's dtype before they are scaled. Powers of two as scales are those of the OCP Microscaling
     Formats (MX) specification 1.0.
 
+    Fields of 1 or 2 bits, and of 8 bits with zeros: a weight of 16 bits is off by up to `2^-15 |scale|`. Scales from
+    2^118 on may make it infinite or NaN. In float16, which holds no such weight but 0, those from 2^31 on may.
+
     Args:
         a: `[M, K]`.
         bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
