@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a reduction is divided over registers, lanes and warps. That its numbers are right is for test_reduce.py."""
 
-import pytest
+import random
 
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
@@ -13,6 +18,8 @@ from torch_tile.ir.expr import Call, Var, const
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.simulator.interpret import interpret
 from torch_tile.tileop.reduce.op import REDUCTIONS
 from torch_tile.tileop.reduce.threads import accumulator, result_layout, steps_of
 from torch_tile.tileop.threads import ThreadContext
@@ -71,11 +78,53 @@ def test_columns_cross_lanes_and_warps():
     assert scratch.static_shape == (4, 64), "one entry for each warp"
 
 
-def test_threads_that_are_no_power_of_two_meet_in_shared_memory():
-    layout = Layout((digits((10, 12, "t")), digits((3, 1, "r"), (12, 1, "t"))))
-    stmt = lowered(layout, (10, 36), 1, 120)
+@pytest.mark.parametrize(
+    ("threads", "masks", "entries"),
+    [(12, [1, 2], 3), (15, [], 15), (96, [1, 2, 4, 8, 16], 3), (384, [1, 2, 4, 8, 16], 12)],
+)
+def test_threads_that_are_no_power_of_two_meet_in_shared_memory(threads, masks, entries):
+    layout = Layout((digits((2, threads, "t")), digits((3, 1, "r"), (threads, 1, "t"))))
+    stmt = lowered(layout, (2, 3 * threads), 1, 2 * threads)
     (scratch,) = (a.buffer for a in walk(stmt) if isinstance(a, Alloc) and a.buffer.scope == "shared")
-    assert scratch.static_shape == (12, 10) and not calls(stmt, "shuffle_xor")
+    assert scratch.static_shape == (entries, 2)
+    assert [c.args[1].value for c in calls(stmt, "shuffle_xor")] == masks
+
+
+def folding(threads, shape, dim, scope, kind):
+    """A reduction or scan of a tile of memory or registers, and the shape of its result."""
+    rest = shape if kind == "scan" else tuple(n for d, n in enumerate(shape) if d != dim) or (1,)
+
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(rest, "float32")):
+        with T.Kernel(1, threads=threads) as _:
+            a = T.alloc_shared(shape, "float32") if scope == "shared" else T.alloc_fragment(shape, "float32")
+            T.copy(A, a)
+            if kind == "scan":
+                T.cumsum(a, dim=dim)
+                T.copy(a, B)
+            else:
+                b = T.alloc_fragment(rest, "float32")
+                T.reduce_max(a, b, dim=dim) if kind == "max" else T.reduce_sum(a, b, dim=dim)
+                T.copy(b, B)
+
+    return kernel.program, rest
+
+
+@pytest.mark.parametrize("threads", [33, 40, 96, 100, 160, 255, 384, 640, 1000])
+def test_any_number_of_threads(threads, seed):
+    """Whole numbers, on threads that fill no warp, or no power of two of warps."""
+    draw = random.Random(f"{seed} {threads}")
+    for kind in ("sum", "max", "scan") * 2:
+        few, many = draw.randint(1, 9), draw.randint(2, 300)
+        shape = draw.choice([(512,), (few, many), (many, few)])
+        dim, scope = draw.randrange(len(shape)), draw.choice(["shared", "fragment"])
+        program, rest = folding(threads, shape, dim, scope, kind)
+        build, a, b = Build(Target("cuda", 80)), torch.randint(0, 100, shape).float(), torch.zeros(rest)
+        flat = lower(program, cuda_passes(build))
+        assert not interpret(flat, program, [a, b])
+        assert emit_cuda(flat, build, program).text
+        wanted = a.cumsum(dim) if kind == "scan" else a.amax(dim) if kind == "max" else a.sum(dim)
+        assert torch.equal(b, wanted.reshape(rest)), (kind, shape, dim, scope)
 
 
 def test_registers_are_walked_by_unrolled_loops():

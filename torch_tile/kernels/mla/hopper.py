@@ -20,7 +20,7 @@ from typing import Any
 
 import torch_tile.language as T
 from torch_tile.hardware import WARPGROUP
-from torch_tile.kernels.attention.softmax import base_of, begin_rows, factor_of
+from torch_tile.kernels.attention.softmax import base_of, factor_of
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
@@ -56,7 +56,8 @@ class SoftmaxState:
         """Initialize the state before the first scores."""
         T.clear(self.acc)
         T.clear(self.row_sum)
-        begin_rows(self.row_max, self.base)
+        T.fill(self.row_max, -T.infinity(self.row_max.dtype))
+        T.fill(self.base, -T.infinity(self.base.dtype))
 
     @T.macro
     def update_row_max(self, shared: Any) -> None:
@@ -77,11 +78,15 @@ class SoftmaxState:
 
     @T.macro
     def update_base(self) -> None:
-        """Rebase exponents on new maxima. The factor of earlier sums is exactly 1 where the maxima are unchanged."""
+        """Rebase exponents on new maxima. The factor of earlier sums is exactly 1 where the maxima are unchanged.
+
+        Sums of nothing, before the first tile, have that factor, too.
+        """
         for i in T.Parallel(self.row_max.shape[0]):
             self.factor[i] = factor_of(self.row_max[i], self.scale_log2)
             base = base_of(self.row_max[i], self.factor[i])
-            self.rescale[i] = T.exp2(self.base[i] - base)
+            is_first = self.base[i] == -T.infinity(self.base.dtype)
+            self.rescale[i] = T.if_then_else(is_first, 1.0, T.exp2(self.base[i] - base))
             self.base[i] = base
 
     @T.macro
@@ -291,7 +296,8 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                     at = work_items.sequence(split, number) if work_items else bz
                     if work_items:
                         T.mbarrier_wait_parity(q_free, (number + 1) % 2)
-                    T.tma_copy(q[at, bx * rows, 0], q_tile, barrier=q_full)
+                    for n in T.unroll(latent // PANEL, unroll_factor=1):
+                        T.tma_copy(q[at, bx * rows, n * PANEL], q_tile[:, n * PANEL : (n + 1) * PANEL], barrier=q_full)
                     if T.shuffle_elect(128):
                         T.mbarrier_arrive(q_full)
                     # After the queries, which need not wait for a length.
@@ -311,7 +317,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                         reach = length - q_len
                         known = begin, limit, reach, reach + (bx * rows) // heads, heads, bx * rows, scale
                         ping_pong = PingPong(spec, halves, shared_probs, shared_max, *known)
-                        queries = [q_tile[:, c : c + PANEL] for c in range(0, latent, PANEL)]
+                        queries = [q_tile]
                         for c in list(range(0, spec.rotary, PANEL)):
                             held = T.alloc_fragment((rows, PANEL), spec.dtype)
                             T.copy(q_pe[at, bx * rows, c], held)

@@ -160,19 +160,21 @@ class Halves:
 
     @T.macro
     def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, iteration: Any) -> None:
-        """Load a half from a place in the caches once the half is free."""
+        """Load a half from a place in the caches once the half is free. Loops keep the code small, since code that no
+        multiprocessor holds yet costs time.
+        """
         T.mbarrier_wait_parity(self.free[half], (iteration + 1) % 2)
-        each = self.spec.latent // 2
-        for n in self.panels(half):
-            column = n * PANEL
-            if column < each:
-                T.tma_copy(
-                    caches[0][(*place, half % 2 * each + column)], self.panel(half, n), barrier=self.full[half][n]
-                )
-            else:
-                T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=self.full[half][n])
+        each, tile, full = self.spec.latent // 2, self.tiles[half], self.full[half]
+        for n in T.unroll(each // PANEL, unroll_factor=1):
+            panel = tile[:, n * PANEL : (n + 1) * PANEL]
+            T.tma_copy(caches[0][(*place, half % 2 * each + n * PANEL)], panel, barrier=full[n])
             if T.shuffle_elect(128):
-                T.mbarrier_arrive(self.full[half][n])
+                T.mbarrier_arrive(full[n])
+        for column in range(each, self.tiles[half].shape[1], PANEL):
+            n = column // PANEL
+            T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=full[n])
+            if T.shuffle_elect(128):
+                T.mbarrier_arrive(full[n])
 
     @T.macro
     def load_pairs(
@@ -208,13 +210,22 @@ class Halves:
     @T.macro
     def multiply(self, half: int, iteration: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
         """Add the products of a half's columns to the scores, panel by panel as they arrive. The products stay in
-        flight.
+        flight. The `is_first` half begins the scores.
+
+        `queries` are the tile of their latent part, and the panels of their rotary part in registers.
         """
-        start = half % 2 * (self.spec.latent // 2) // PANEL
-        for n in self.panels(half):
-            T.mbarrier_wait_parity(self.full[half][n], iteration % 2)
-            fresh = is_first and n == 0
-            T.wgmma_gemm(queries[start + n], self.panel(half, n), scores, transpose_B=True, clear_accum=fresh)
+        if is_first:
+            T.clear(scores)
+        each = self.spec.latent // 2
+        tile, full = self.tiles[half], self.full[half]
+        for n in T.unroll(each // PANEL, unroll_factor=1):
+            T.mbarrier_wait_parity(full[n], iteration % 2)
+            left = queries[0][:, half % 2 * each + n * PANEL : half % 2 * each + (n + 1) * PANEL]
+            T.wgmma_gemm(left, tile[:, n * PANEL : (n + 1) * PANEL], scores, transpose_B=True)
+        for n, held in enumerate(queries[1:] if half % 2 else []):
+            last = each // PANEL + n
+            T.mbarrier_wait_parity(full[last], iteration % 2)
+            T.wgmma_gemm(held, self.panel(half, last), scores, transpose_B=True)
 
     @T.macro
     def clear(self, tile: int, first: Any, limit: Any) -> None:

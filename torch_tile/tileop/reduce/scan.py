@@ -197,11 +197,12 @@ def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Cal
     running, below, carry = (ctx.local(name, 1, dtype) for name in ("running", "below", "carry"))
     now, so_far = Load(running, (ZERO,)), Load(carry, (ZERO,))
     lane, rows = ctx.thread % lanes, math.prod(outer, start=const(1, dt.int32))
+    in_group = [ctx.thread < groups * lanes] if ctx.count % lanes else []  # the last threads are no group
 
     def piece(row: Expr, start: Expr) -> Stmt:
         """Scan one piece of a row by shuffles, one element for each lane, on top of the carry."""
         step = start * lanes + lane
-        valid = conjunction([row < rows, step < length])
+        valid = conjunction([*in_group, row < rows, step < length])
         along = length - 1 - step if op.reverse else step
         point = _unravel(row, outer)
         point.insert(op.dim, along)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Merge = Callable[[str, Expr, Expr], Expr]
 ZERO = const(0, dt.int32)
+MOST_WARPS = 32  # of a block; more entries than that are folded in a loop
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,8 @@ class ThreadReduce:
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Reduce in shared memory, with an entry for each warp that shares a row. With an odd number of threads, each
-        thread has one.
+        """Reduce in shared memory, with an entry for each warp that shares a row. An odd number of threads has one for
+        each thread.
         """
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
@@ -239,8 +240,13 @@ class ThreadReduce:
         put: Stmt = Store(scratch, (rank, *row), Load(self.partial, (slot,)))
         put = guarded(self.writer(), unrolled(self.outer, put))
         get: Expr = Load(scratch, (ZERO, *row))
-        for n in range(1, count):
-            get = self.plain(get, Load(scratch, (const(n, dt.int32), *row)))
+        if count > MOST_WARPS:
+            n = Var("entry", dt.int32, "loop")
+            more = Store(self.partial, (slot,), self.plain(Load(self.partial, (slot,)), Load(scratch, (n, *row))))
+            rest = For(LoopKind.SERIAL, (n,), (const(1, dt.int32),), (const(count, dt.int32),), Block((more,)))
+            return [Alloc(scratch), put, unrolled(self.outer, Block((Store(self.partial, (slot,), get), rest)))]
+        for number in range(1, count):
+            get = self.plain(get, Load(scratch, (const(number, dt.int32), *row)))
         return [Alloc(scratch), put, unrolled(self.outer, Store(self.partial, (slot,), get))]
 
     def deliver(self) -> list[Stmt]:
@@ -299,20 +305,18 @@ class ThreadReduce:
     def lane_bits(self) -> list[int]:
         """Return the bits of the lane number that differ between lanes of one warp with a common row."""
         found = []
-        for digit in self.thread_digits():
-            if _power(digit[0]) and _power(digit[1]):
-                first = digit[1].bit_length() - 1
-                found += [b for b in range(first, first + digit[0].bit_length() - 1) if b < 5]
+        for size, stride in self.thread_digits():
+            if _power(stride):
+                first = stride.bit_length() - 1
+                found += [b for b in range(first, first + _evenness(size).bit_length() - 1) if b < 5]
         return sorted(found)
 
     def far_digits(self) -> list[tuple[int, int]]:
         """Return the size and stride of the thread digits of a row that shuffles do not reach."""
         found = []
         for size, stride in self.thread_digits():
-            if not (_power(size) and _power(stride)):
-                found.append((size, stride))
-            elif size * stride > 32:
-                near = max(1, 32 // stride)
+            near = min(_evenness(size), max(1, 32 // stride)) if _power(stride) else 1
+            if size > near:
                 found.append((size // near, stride * near))
         return found
 
@@ -359,6 +363,11 @@ def _register(result: Layout, op: Reduce, point: list[int]) -> int:
 def _power(n: int) -> bool:
     """Return whether a number is a power of two."""
     return n & (n - 1) == 0
+
+
+def _evenness(n: int) -> int:
+    """Return the largest power of two that divides a number."""
+    return n & -n
 
 
 def guarded(conditions: Sequence[Expr], body: Stmt) -> Stmt:
