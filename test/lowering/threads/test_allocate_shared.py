@@ -17,6 +17,7 @@ from torch_tile.ir.expr import Address, Load, Var, const
 from torch_tile.ir.layout import Digit, Layout, Swizzle
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
+from torch_tile.kernels.library_jit import library_jit
 from torch_tile.lowering.threads.allocate_shared import allocate_shared, lives_of, shared_size
 
 
@@ -283,6 +284,35 @@ def test_what_nobody_reads_may_still_be_on_its_way():
     kernel = Kernel((const(1, dt.int32),), (Var("b", dt.int32, "block"),), (32,), body)
     found, _ = place(Program("made", (source,), (kernel,), (), ()))
     assert sorted(found.values()) == [0, 4096, 8192]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
+def test_measured_tilings_ask_for_the_bytes_of_bulk_copies(blocks):
+    """96 KB have room for two blocks, and 64 KB for three. More than fit change nothing."""
+
+    @library_jit
+    def build(blocks):
+        @T.prim_func
+        def kernel(
+            A: T.Tensor((64, 512), "float16"), B: T.Tensor((512, 64), "float16"), C: T.Tensor((64, 64), "float32")
+        ):
+            with T.Kernel(1, threads=128):
+                T.annotate_min_blocks_per_sm(blocks)
+                a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+                c, late = T.alloc_fragment((64, 64), "float32"), T.alloc_shared((64, 128), "float32")
+                T.clear(c)
+                for k in T.Pipelined(8, num_stages=4):
+                    T.copy(A[0, k * 64], a)
+                    T.copy(B[k * 64, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, late[0:64, 0:64])
+                for i, j in T.Parallel(64, 64):
+                    C[i, j] = late[j, i]
+
+        return kernel
+
+    found = build.on(Target("cuda", 90))(blocks).lowered.kernels[0].shared_bytes
+    assert (found > 96 * 1024) == (blocks < 3) and found > 64 * 1024
 
 
 @pytest.mark.parametrize("turns", [0, 1])

@@ -17,6 +17,7 @@ from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
 
 SHORTEST = 4  # chunks of a segment
+FEWEST_CHUNKS = 20  # of a sequence that is cut: the joins of 16 take longer than its segments save
 FEWEST, MOST = 4, 16  # segments of a sequence
 BLOCKS = 2  # of `scan_segments` on a multiprocessor
 
@@ -40,7 +41,7 @@ def segments_for(config: Config, machine: Machine, states: int, values: int, chu
     sizes = typical(Problem(states, values, chunks))
     blocks = sizes.states * -(-sizes.values // config.fused_values)
     segments = power_within(min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST))
-    return segments if segments >= FEWEST else 1
+    return segments if segments >= FEWEST and sizes.chunks >= FEWEST_CHUNKS else 1
 
 
 @library_jit

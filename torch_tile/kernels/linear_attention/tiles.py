@@ -118,7 +118,7 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
     if not hopper:
         return config
     return replace(
-        config, blocks=3, staged=staged, key_threads=128, key_blocks=2, fused_values=FUSED_VALUES if staged else 0
+        config, blocks=4, staged=staged, key_threads=128, key_blocks=2, fused_values=FUSED_VALUES if staged else 0
     )
 
 

@@ -80,18 +80,17 @@ def _placed(kernel: Kernel, build: Build) -> Kernel:
     """Assign offsets to the buffers of one kernel, with small buffers on their own if there is room.
 
     Tiles of bulk copies lend their bytes only if more blocks fit on a multiprocessor then: what takes their place may
-    wait at another barrier.
+    wait at another barrier. Tilings that were measured must ask for these by `min_blocks`.
     """
     lives = lives_of(kernel, lends=False)
     if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
-    if not build.options.measured:
-        lending = lives_of(kernel)
-        closer, least = _offsets(lending)
-        blocks = [build.target.blocks_at_once(math.prod(kernel.threads), 1, size) for size in (total, least)]
-        if blocks[0] < blocks[1]:
-            lives, offsets, total = lending, closer, least
+    lending = lives_of(kernel)
+    closer, least = _offsets(lending)
+    fit, most = (build.target.blocks_at_once(math.prod(kernel.threads), 1, size) for size in (total, least))
+    if fit < (min(kernel.min_blocks, most) if build.options.measured else most):
+        lives, offsets, total = lending, closer, least
     apart, more = _offsets([replace(x, alone=True) if x.size <= SMALL else x for x in lives])
     if more <= min(total + SPARE, build.target.shared_limit):
         offsets, total = apart, more
@@ -126,7 +125,7 @@ def _written_by_others(kernel: Kernel) -> IdSet[Buffer]:
 def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
     """Return the live ranges of a kernel's used shared buffers, in the order of their allocation.
 
-    With `lends`, tiles of bulk copies give their bytes to others once they are read; measured tilings never do so.
+    With `lends`, tiles of bulk copies give their bytes to others once they are read.
     """
     found: IdMap[Buffer, Life] = IdMap()
     begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
