@@ -53,6 +53,7 @@ NOT_MIRRORED = {
     "test_rounding.py": "shows that the bounds of rounding.py hold errors, and little more",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "test_emulate.py": "tests emulate.py beside it, which runs the text of kernels for GPUs on the host",
+    "lowering/sync/test_branch_barriers.py": "tests insert_barriers.py where only some threads of a block pass",
     "simulator/test_mutation.py": "tests mutation.py beside it, which takes orders out of kernels",
     "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
