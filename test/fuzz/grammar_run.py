@@ -8,7 +8,7 @@ executors, and over many programs the same faults. The run stops at the `--stop`
 how many programs ran and the shrunk programs of the faults. `--ways all` takes every executor for every program,
 `--ways cpu,text` those alone, and `--gpu` a GPU as well: processes take turns at the GPUs there are. A program that
 hangs, crashes or eats the memory is a fault with its seed, and the others go on. One core runs about 8 programs a
-second.
+second. `--tiles` takes the programs of tiles.py instead, of which a core runs one a second.
 """
 
 import argparse
@@ -53,13 +53,17 @@ from fuzz_lines import shrunk
 from grammar import generated
 from grammar_processes import COMPILING, Limits, Lost, NoWatch, in_processes
 from ptx import accesses, stale
+from tiles import generated as generated_tiles
 
 WAYS = ("tiles", "cpu", "sm_80", "sm_90a", "text")
+# Where the GPU matters: "text" is that for sm_80.
+TILE_WAYS = (*WAYS, "sm_120a", "text_sm_90a")
 # "unoptimised" is the CPU's text by a quick compiler, "keys" compiles a program for numbers that compare equal, "ptx"
 # looks for accesses that NVRTC drops.
 OTHER_WAYS = ("unoptimised", "keys", "ptx")
 # The executors of one program; the text shares the simulator's lowering, and "keys" skips most programs.
 TURNS = (("tiles", "cpu", "keys"), ("tiles", "sm_80", "text"), ("tiles", "sm_90a"))
+TILE_TURNS = (("cpu", "sm_90a", "text_sm_90a"), ("tiles", "sm_80", "sm_120a", "text"))
 RARE_TURN, RARE_TURNS = ("tiles", "ptx"), 32  # one program of so many: NVRTC takes as long as all else
 EQUAL = (0.0, -0.0)
 UNOPTIMISED = '#pragma GCC optimize("O0")\n'  # takes g++ a quarter of the time
@@ -69,7 +73,7 @@ PER_PART = PER_UNIT * len(TURNS)  # programs that a process takes at once
 # What an author is told to write otherwise: the grammar does not know where.
 REFUSED = {
     "nested_too_deep", "layout_conflict", "divergent_hazard", "leaves_tile", "shared_memory", "out_of_bounds",
-    "non_affine_region",
+    "non_affine_region", "narrow_type",
 }  # fmt: skip
 
 
@@ -99,6 +103,7 @@ def disagreement(program, got, wanted):
     """Where tensors differ from the reference's; empty if nowhere. Bits count, except those of NaN."""
     for tensor, x, y in zip(program.tensors, got, wanted, strict=False):
         bits = {"float32": torch.int32, "uint64": torch.int64, "uint32": torch.int32, "uint16": torch.int16}
+        bits["float4_e2m1fn"] = torch.uint8
         a, b = (z.view(bits.get(tensor.dtype, z.dtype)) for z in (x, y))
         bad = a != b
         if tensor.dtype == "float32":
@@ -153,9 +158,9 @@ def on_cpu(case, entry):
     return disagreement(case.program, args, case.wanted)
 
 
-def on_text(case, library):
+def on_text(case, library, arch):
     args = case.program.arguments()
-    EmulatedLauncher(case.traced, case.text("sm_80"), seed=case.program.seed, library=library)(*args)
+    EmulatedLauncher(case.traced, case.text(arch), seed=case.program.seed, library=library)(*args)
     return disagreement(case.program, args, case.wanted)
 
 
@@ -203,7 +208,7 @@ def on_gpu(case, cubin):
 
 RUNS = {"tiles": on_tiles, "keys": on_keys, "ptx": on_ptx}
 # What is compiled in units, for which architecture a CUDA text is made; the GPU's own for "gpu".
-IN_UNITS = {"cpu": None, "unoptimised": None, "text": "sm_80", "gpu": "cuda"}
+IN_UNITS = {"cpu": None, "unoptimised": None, "text": "sm_80", "text_sm_90a": "sm_90a", "gpu": "cuda"}
 
 
 def outcome(case, way, run, watch):
@@ -272,8 +277,8 @@ def unit(cases, way, watch):
         if way == "gpu":
             cubin = compile_cubin(joined([case.text("cuda").text for case in cases]), Target.of("cuda")).data
             return [outcome(c, way, functools.partial(on_gpu, c, cubin), watch) for c in cases]
-        library = build_texts([case.text("sm_80") for case in cases])
-        return [outcome(c, way, functools.partial(on_text, c, library), watch) for c in cases]
+        library = build_texts([case.text(IN_UNITS[way]) for case in cases])
+        return [outcome(c, way, functools.partial(on_text, c, library, IN_UNITS[way]), watch) for c in cases]
     except Exception as error:
         if len(cases) == 1:
             return [failed(cases[0].program, way, error)]
@@ -298,9 +303,9 @@ def outcomes(programs, ways, folder, watch=NoWatch()):  # noqa: B008
     return found
 
 
-def smallest(seed, way, kind, folder):
+def smallest(seed, way, kind, folder, make=generated):
     """The program of a seed, shrunk as long as it fails in the same way."""
-    program = generated(seed)
+    program = make(seed)
 
     def fails():
         with contextlib.suppress(Exception):
@@ -311,12 +316,14 @@ def smallest(seed, way, kind, folder):
     return program
 
 
-def turn_of(seed):
+def turn_of(seed, make=generated):
     """The executors that a seed chooses."""
+    if make is generated_tiles:
+        return TILE_TURNS[seed % len(TILE_TURNS)]
     return RARE_TURN if seed % RARE_TURNS == RARE_TURNS - 1 else TURNS[seed % len(TURNS)]
 
 
-def part(seeds, watch, ways):
+def part(seeds, watch, ways, make=generated):
     """How the programs of some seeds go, in a process that keeps no file. Without `ways`, seeds choose executors."""
     torch.set_num_threads(1)
     gc.collect()
@@ -326,7 +333,7 @@ def part(seeds, watch, ways):
         turns = collections.defaultdict(list)
         for seed in seeds:
             watch.at(seed, "generate")
-            turns[tuple(ways) or turn_of(seed)].append(generated(seed))
+            turns[tuple(ways) or turn_of(seed, make)].append(make(seed))
         found = [o for turn, programs in turns.items() for o in outcomes(programs, turn, folder, watch)]
         return next(filter(None, map(lost_gpu, found)), found)
     finally:
@@ -345,20 +352,20 @@ def lost_gpu(found):
     return None
 
 
-def shrunk_text(numbers, watch, faults):
+def shrunk_text(numbers, watch, faults, make):
     """The shrunk program of one of the faults."""
     fault = faults[numbers[0]]
     watch.at(numbers[0], "shrink")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        return smallest(fault.seed, fault.way, fault.kind, folder).text()
+        return smallest(fault.seed, fault.way, fault.kind, folder, make).text()
 
 
-def print_faults(faults, processes, deadline):
+def print_faults(faults, processes, deadline, make):
     """Print each fault with its program, shrunk unless it would take its process with it again."""
-    texts = [generated(fault.seed).text() for fault in faults]
+    texts = [make(fault.seed).text() for fault in faults]
     parts = [[n] for n, fault in enumerate(faults) if isinstance(fault, Outcome)]
-    run, limits = functools.partial(shrunk_text, faults=faults), Limits(2 * SHRINKING_SECONDS)
+    run, limits = functools.partial(shrunk_text, faults=faults, make=make), Limits(2 * SHRINKING_SECONDS)
     devices = torch.cuda.device_count() if any(fault.way == "gpu" for fault in faults) else 0
     for numbers, text, lost in in_processes(parts, run, processes, limits, deadline, devices):
         texts[numbers[0]] = text if lost is None else texts[numbers[0]]
@@ -372,6 +379,7 @@ def arguments():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--ways", default="", help="executors for each program, or all; by default its seed chooses")
+    parser.add_argument("--tiles", action="store_true", help="run programs of tiles.py")
     parser.add_argument("--gpu", action="store_true", help="run on a GPU, too")
     parser.add_argument("--stop", type=int, default=5, help="how many faults end the run; they are shrunk and printed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no program is run any more")
@@ -381,13 +389,14 @@ def arguments():
 
 def main():
     given = arguments()
-    ways = list(WAYS) if given.ways == "all" else [w for w in given.ways.split(",") if w]
-    ways = list(dict.fromkeys([*(ways or WAYS), "gpu"])) if given.gpu else ways
+    make, every = (generated_tiles, TILE_WAYS) if given.tiles else (generated, WAYS)
+    ways = list(every) if given.ways == "all" else [w for w in given.ways.split(",") if w]
+    ways = list(dict.fromkeys([*(ways or every), "gpu"])) if given.gpu else ways
     counts, faults, begin, done = collections.Counter(), [], time.time(), set()
     seeds = range(given.seed, given.seed + given.count)
     size = max(12, min(PER_PART, given.count // (4 * given.processes)))
     parts = [seeds[i : i + size] for i in range(0, len(seeds), size)]
-    run, limits = functools.partial(part, ways=ways), Limits(given.hang, max(240, given.hang))
+    run, limits = functools.partial(part, ways=ways, make=make), Limits(given.hang, max(240, given.hang))
     devices = torch.cuda.device_count() if "gpu" in ways else 0
     for ran, found, lost in in_processes(parts, run, given.processes, limits, begin + given.seconds, devices):
         done.update(ran)
@@ -406,7 +415,7 @@ def main():
     print(f"ran {len(done)} of {len(seeds)} programs from seed {given.seed}; left: {spans(left) or 'none'}")
     for (way, kind), n in sorted(counts.items()):
         print(f"{way:8} {kind:8} {n}")
-    print_faults(faults[: given.stop], given.processes, time.time() + SHRINKING_SECONDS)
+    print_faults(faults[: given.stop], given.processes, time.time() + SHRINKING_SECONDS, make)
     return bool(faults)
 
 
