@@ -35,7 +35,7 @@ class Config:
     change with the keys. `ping_pong` lets warpgroups start their products in turns. `blocks` is the number of blocks
     that run on an SM at once. `through_queries` sends the result through the shared memory of the queries, which are
     read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. With
-    `paired` each takes the longest tile that is left of a head and then the shortest, whose keys come in rising order.
+    `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
@@ -73,8 +73,8 @@ class Config:
     def waves(self, block: Any, tiles: Any) -> Any:
         """Count the tiles of a persistent block, of `tiles` in all."""
         if self.paired:
-            rest, turn = T.max(tiles - 2 * block, 0), 2 * self.persistent
-            return rest // turn * 2 + T.min(rest % turn, 2)
+            rest, of_all = T.max(tiles - 2 * block, 0), 2 * self.persistent
+            return rest // of_all * 2 + T.min(rest % of_all, 2)
         whole = tiles // self.persistent
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 

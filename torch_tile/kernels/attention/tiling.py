@@ -259,8 +259,8 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     if hopper is not None and _may_persist(config, spec):
         paired = _is_paired(config, spec, problem, machine)
         if paired or _is_persistent(config, spec, problem, machine):
-            lasting = {"persistent": machine.num_sms, "ping_pong": True, "through_queries": False}
-            return replace(config, paired=paired, **lasting)
+            lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
+            return replace(lasting, paired=paired)
     return config
 
 
