@@ -779,7 +779,7 @@ def _scans() -> Iterator[Case]:
     yield Case("ssd_chunk_scan bf16 packed", _scan(torch.bfloat16, *usual, packed=True))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
-            yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 1024, 4, 8, size, size))
+            yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 2048, 4, 8, size, size))
     yield Case("gated_delta_rule bf16 many heads", _delta_rule(torch.bfloat16, 2, 1024, 8, 16, 128, 128))
     yield Case("gated_delta_rule bf16 odd", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23))
     yield Case("gated_delta_rule bf16 packed", _delta_rule(torch.bfloat16, 1, 1024, 4, 8, 128, 128, True))

@@ -136,7 +136,7 @@ def test_stores_of_turns_to_one_place_are_found(body):
     assert "iteration_race" in turns(body, (8, 8))
 
 
-@pytest.mark.parametrize("body", [own_places, equal_values, one_of_them, sums, updates], ids=str)
+@pytest.mark.parametrize("body", [own_places, equal_values, one_of_them, sums, updates], ids=lambda f: f.__name__)
 def test_turns_with_places_or_values_of_their_own_are_not(body):
     assert not turns(body, (8, 8))
 
