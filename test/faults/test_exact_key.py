@@ -35,6 +35,23 @@ def test_keys_tell_numbers_apart(wrap: Any) -> None:
     assert hash(tuple(keys)) is not None
 
 
+@pytest.mark.parametrize("of", [lambda records: records, lambda records: records[0]], ids=["array", "record"])
+def test_records_of_objects(of: Any) -> None:
+    def records(size: int, inner: Any) -> Any:
+        fields: Any = [("size", "int32"), ("inner", object), ("pair", object, (2,))]
+        return of(np.array([(size, inner, (inner, 0))], dtype=fields))
+
+    given = [*itertools.product((1, 2), NUMBERS)]
+    keys = [exact_key(records(*each)) for each in given]
+    assert all(a != b for a, b in itertools.combinations(keys, 2))
+    assert keys == [exact_key(records(*each)) for each in given]
+    held = [1.0]
+    found = records(1, held)
+    before = exact_key(found)
+    held[0] = 2.0
+    assert exact_key(found) != before
+
+
 def test_eager_kernels_and_lazy_ones() -> None:
     @torch_tile.jit(target="cpu")
     def eager(A, s=1.0):

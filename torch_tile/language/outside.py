@@ -135,7 +135,7 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
     if isinstance(value, set):
         return frozenset(walk.parts(lambda: value))
     if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
-        items = walk.parts(lambda: list(value.flat)) if value.dtype.hasobject else None
+        items = walk.parts(lambda: _items(value)) if value.dtype.hasobject else None
         return items, walk.compared(lambda: _array_key(value))
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
         return value, walk.compared(lambda: _tensor_key(value))
@@ -149,6 +149,12 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
     elif hashed is not object.__hash__:
         walk.compared(lambda: hash(value))
     return itself
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items of a NumPy array of objects; of records, the fields."""
+    names = value.dtype.names
+    return list(value.flat) if names is None else [value[name] for name in names]
 
 
 def _array_key(value: Any) -> Hashable:

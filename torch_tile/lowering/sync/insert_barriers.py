@@ -118,8 +118,9 @@ class Walk:
     """Find the places of barriers in one kernel or role.
 
     `fences` are places before barriers, where a fence shows the threads' writes to wgmma and bulk copies. `shown` are
-    such places before arrivals by which authors hand tiles over. `others` maps places to barriers that are not the
-    block's. `own` maps roles in which an author calls for a barrier to the barrier of the role.
+    such places before barriers of warps, and before arrivals by which authors hand tiles over. `others` maps places to
+    barriers that are not the block's. `own` maps roles in which an author calls for a barrier to the barrier of the
+    role.
     """
 
     threads: int
@@ -220,6 +221,9 @@ class Walk:
         """Update the state by one statement, with a barrier before it if it needs one."""
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
         if syncs(call, Sync.BARRIER, Scope.WARP):
+            if state.wrote and self.engages:  # engines may read what the warp wrote: no barrier of the block follows
+                self.shown.add(place)
+                state.wrote = self.divergent  # threads elsewhere pass no fence here
             state.in_warps(lambda access: not by_engine(access.origin))
         if isinstance(one, Role):
             self._role(one, place, state, places)
