@@ -101,8 +101,10 @@ def test_hints_are_checked_by_their_values():
         lambda: T.gemm(*tiles(), T.alloc_fragment((16, 16)), policy="FullRow"), "give one of T.GemmWarpPolicy.Square"
     )
     refused(lambda: T.use_swizzle(8, order="colum"), "did you mean 'column'")
-    refused(lambda: T.tma_copy(*tiles(), cluster_mask=3), "one block load for others")
-    refused(lambda: T.tma_copy(*tiles(), leader_scope_threads=128), "several threads")
+    refused(lambda: T.tma_copy(*tiles(), cluster_mask=3), "given for a store")
+    refused(lambda: T.tma_copy(*tiles(), T.alloc_barrier(1), cluster_mask=3), "3 in a cluster of 1 block$|of 1 block ")
+    refused(lambda: T.tma_copy(*tiles(), leader_scope_threads=16), "one starts the copy")
+    refused(lambda: T.sync_threads(T.get_thread_binding() % 4, 128), "computed, .* a branch for each")
     refused(lambda: T.alloc_reducer((4,), replication="al"), "did you mean 'all'")
     refused(lambda: T.print(1, warp_id=1), "a block prints once")
     refused(lambda: T.cast(1.0, "float16", round="up"), "give one of|did you mean")

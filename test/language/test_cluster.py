@@ -82,6 +82,80 @@ def test_blocks_get_what_the_first_of_them_reads(mask):
     assert torch.equal(c, wanted)
 
 
+@pytest.mark.parametrize(("mask", "sizes"), [(0b0011, (48, 64)), (0b1010, (64, 32)), (0b1111, (64, 24)),
+                                             (0b1110, (24, 40)), (0b0100, (24, 40))])  # fmt: skip
+@pytest.mark.parametrize("slots", [1, 3])
+def test_bulk_copies_for_the_blocks_of_a_mask(mask, sizes, slots):
+    """Each block of the mask gets the lowest one's tile, in equal parts from all of them; other blocks read their own.
+
+    The mbarriers go round more than once.
+    """
+    rows, columns = sizes
+
+    @T.prim_func
+    def kernel(A: T.Tensor((5, 8, rows, columns), "float32"), B: T.Tensor((5, 8, rows, columns), "float32")):
+        with T.Kernel(8, threads=64, cluster_dims=4) as bx:
+            tile = T.alloc_shared((slots, rows, columns), "float32")
+            full = T.alloc_barrier([64] * slots)
+            for k in T.serial(5):
+                T.tma_copy(A[k, bx, :, :], tile[k % slots, :, :], barrier=full[k % slots], cluster_mask=mask,
+                           leader_scope_threads=64)  # fmt: skip
+                T.mbarrier_arrive(full[k % slots])
+                T.mbarrier_wait_parity(full[k % slots], k // slots % 2)
+                T.copy(tile[k % slots, :, :], B[k, bx, :, :])
+                T.cluster_sync()
+
+    a, b = torch.randn(5, 8, rows, columns), torch.full((5, 8, rows, columns), torch.nan)
+    made = tilelang.compile(kernel, target="cuda:sm_90a")
+    findings = made.interpret(a, b)
+    assert not findings, findings.report()
+    first = (mask & -mask).bit_length() - 1
+    ranks = [n // 4 * 4 + (first if mask >> n % 4 & 1 else n % 4) for n in range(8)]
+    assert torch.equal(b, a[:, ranks])
+    assert ("tma_load_multicast" in made.get_kernel_source()) == (mask.bit_count() > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cluster_mask", {"cluster_mask": 0}), ("cluster_mask", {"cluster_mask": 16}),
+        ("cluster_mask", {"cluster_mask": True}), ("cluster_mask", {"cluster_mask": 3, "blocks": 3}),
+        ("cluster_mask", {"cluster_mask": 3, "barrier": None}), ("leader_scope_threads", {"leader_scope_threads": 32}),
+    ],
+)  # fmt: skip
+def test_bulk_copies_that_no_cluster_makes(name, options):
+    with pytest.raises(TileError, match=f"argument `{name}`"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 64, 64), "float16")):
+            with T.Kernel(4, threads=128, cluster_dims=4):
+                tile, full = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(1)
+                T.tma_copy(A[0, :, :], tile, **{"barrier": full, **options})
+
+
+def test_each_copy_starts_by_itself():
+    """The fix of `leader_scope_threads`: one thread starts the copies of all warps, each with its mbarrier."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 160), "float32"), B: T.Tensor((8, 160), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            warp = T.get_thread_binding() // 32
+            tile = T.alloc_shared((4, 160), "float32")
+            full = T.alloc_barrier([32] * 4)
+            for w in T.unroll(4):
+                T.tma_copy(A[bx * 4 + w, :], tile[w, :], barrier=full[w])
+            T.mbarrier_arrive(full[warp])
+            T.mbarrier_wait_parity(full[warp], 0)
+            for i in T.serial(5):
+                column = i * 32 + T.get_thread_binding() % 32
+                B[bx * 4 + warp, column] = tile[warp, column]
+
+    a, b = torch.randn(8, 160), torch.full((8, 160), torch.nan)
+    findings = tilelang.compile(kernel, target="cuda:sm_90a").interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("by_barrier", [False, True])
 def test_tiles_for_the_next_block(kind, by_barrier):

@@ -126,6 +126,25 @@ def test_what_pointers_cannot(body):
     assert caught.value.code == "bad_argument"
 
 
+def test_a_pointer_is_given_as_its_tensor():
+    """Launches cannot check what lies at an address."""
+
+    @T.prim_func
+    def kernel(a: T.ptr, n: T.int32):
+        with T.Kernel(1, is_cpu=True):
+            A = T.make_tensor(a, (n,), "float32")
+            for i in T.serial(n):
+                A[i] = A[i] * 2.0
+
+    x = torch.randn(7)
+    made = torch_tile.compile(kernel, target="cpu")
+    with pytest.raises(LaunchError, match=r"`a` is an address.* give the tensor, not its data_ptr\(\)"):
+        made(x.data_ptr(), 7)
+    wanted = 2 * x
+    made(x, 7)
+    assert torch.equal(x, wanted)
+
+
 # Tables of pointers.
 
 

@@ -157,6 +157,9 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     import torch
 
     name = param.name
+    if isinstance(value, int) and not isinstance(value, bool) and param.origin == "pointer":
+        what = f"argument `{name}` is an address, and launches check the size and device of what is there"
+        raise LaunchError(f"{what}: give the tensor, not its data_ptr(); a table T.Tensor((n,), T.ptr) holds addresses")
     if not isinstance(value, torch.Tensor):
         raise LaunchError(not_a_tensor(name, value))
     wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}

@@ -64,6 +64,7 @@ from torch_tile.language.cluster import (
     get_cluster_id,
     get_cluster_ids,
     get_cluster_size,
+    tma_copy,
 )  # fmt: skip
 from torch_tile.language.effects import (
     address_of,

@@ -72,6 +72,7 @@ from torch_tile.language.cluster import (
     get_cluster_id as get_cluster_id,
     get_cluster_ids as get_cluster_ids,
     get_cluster_size as get_cluster_size,
+    tma_copy as tma_copy,
 )
 from torch_tile.language.effects import (
     address_of as address_of,
@@ -853,20 +854,6 @@ def tan(x: Any) -> Any:
 
 def tanh(x: Any) -> Any:
     """`tanh(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
-
-def tma_copy(src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, *, shares: builtins.int = 1, by: builtins.int = 0, counts: builtins.bool = True, combine: builtins.str | None = None, eviction_policy: builtins.str | None = None, cluster_mask: Any = None, leader_scope_threads: builtins.int | None = None, annotations: Any = None) -> None:
-    """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
-
-    A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-    is complete after the call. `by` is the number of the thread. With `counts=False` the author's
-    T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
-
-    A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
-    blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
-
-    In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
-    parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
-    TileLang has instead; `annotations` has no effect."""
 
 def trunc(x: Any) -> Any:
     """`trunc(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""

@@ -6,16 +6,18 @@ For GPUs from sm_90 on.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER as MOST_BLOCKS
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, select, to_expr
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, cast, const, select, to_expr
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Block, If, Stmt
 from torch_tile.language.asynchronous import in_kernel, mbarrier_of
@@ -24,8 +26,10 @@ from torch_tile.language.threads import thread_index
 from torch_tile.language.trace import Tracer, expand_names
 from torch_tile.tileop.base import Annotations, Scalar, Tile, parallel, region_of, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.tma import TmaCopy
 
 AXES = 3  # of a grid
+C = TypeVar("C", bound=Copy)
 
 
 def cluster_arrive() -> None:
@@ -127,23 +131,79 @@ def copy_cluster(
     T.cluster_sync. With `remote_barrier`, of T.alloc_cluster_barrier, this block arrives once at that block's mbarrier
     when all is stored; a T.mbarrier_wait_parity there is enough. The author keeps that block from ending before.
     """
-    launch = in_kernel("T.copy_cluster").launch
-    why, most = "", 1 << math.prod(launch.cluster)
-    name, fix = "cluster_mask", f"give a number from 1 to {most - 1}, whose bits are ranks"
+    at = in_kernel("T.copy_cluster")
     if dst_block is not None:
         _store_to(src, dst, dst_block, cluster_mask, remote_barrier)
         return
     if remote_barrier is not None:
-        name, why = "remote_barrier", "is given without `dst_block`"
-        fix = "leave it out: T.copy_cluster waits for its tile"
-    elif cluster_mask is not None and (not isinstance(cluster_mask, int) or not 0 < cluster_mask < most):
-        why = f"is {cluster_mask!r} in a cluster of {math.prod(launch.cluster)} blocks"
-    if why:
-        raise error("bad_argument", None, op="T.copy_cluster", name=name, why=why, fix=fix)
+        why, fix = "is given without `dst_block`", "leave it out: T.copy_cluster waits for its tile"
+        raise error("bad_argument", None, op="T.copy_cluster", name="remote_barrier", why=why, fix=fix)
     made = Copy.build(src, dst, eviction_policy=eviction_policy, coalesced_width=coalesced_width)
-    if cluster_mask is not None and cluster_mask.bit_count() > 1:
-        made = _read_by_leader(made, cluster_mask)
-    in_kernel("T.copy_cluster").emit(settled(made))
+    if mask := _sharers("T.copy_cluster", cluster_mask):
+        made = _read_by_leader("T.copy_cluster", made, mask)
+    at.emit(settled(made))
+
+
+def tma_copy(
+    src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *, shares: int = 1,
+    by: int = 0, counts: bool = True, combine: str | None = None, eviction_policy: str | None = None,
+    cluster_mask: int | None = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
+) -> None:  # fmt: skip
+    """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
+
+    A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
+    is complete after the call. `by` is the number of the thread. With `counts=False` the author's
+    T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
+
+    A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
+    blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
+
+    In a cluster, all blocks in `cluster_mask`, whose bits are ranks, run the copy. They get the tile that the block
+    of the lowest rank reads. Each block loads an equal part of it for all. With `blocks`, a mask of its own, this
+    block starts part `share` of `shares` equal parts. A block may load into the tiles of blocks that are not here
+    yet: call T.cluster_sync before a tile is loaded again.
+
+    `leader_scope_threads` is the number of all threads that come here; `annotations` has no effect. Raises TileError
+    for fewer: one thread starts a copy.
+    """
+    at = in_kernel("T.tma_copy")
+    name, why, fix = "leader_scope_threads", "", ""
+    if leader_scope_threads is not None and leader_scope_threads != at.threads:
+        why = f"is {leader_scope_threads!r}, and of the {at.threads} threads that come here one starts the copy"
+        fix = "start each copy by itself: for w in T.unroll(n): T.tma_copy(A[w, :], a[w, :], barrier=full[w])"
+    elif cluster_mask is not None and (blocks is not None or share is not None):
+        name, why, fix = "cluster_mask", "is given beside `blocks` or `share`", "leave one of both out"
+    elif cluster_mask is not None and barrier is None:
+        name, why, fix = "cluster_mask", "is given for a store", "leave it out: each block stores its own tile"
+    if why:
+        raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
+    made = TmaCopy.build(
+        src, dst, barrier, blocks, share, shares=shares, by=by, counts=counts, combine=combine,
+        eviction_policy=eviction_policy,
+    )  # fmt: skip
+    mask, rank = _sharers("T.tma_copy", cluster_mask), block_rank_in_cluster()
+    if not mask:
+        at.emit(made)
+        return
+    asked = [n for n in range(mask.bit_length()) if mask >> n & 1]
+    number: Expr = rank
+    if mask & (mask + 1):  # ranks that do not count from 0
+        number = functools.reduce(operator.add, (cast(rank > n, dt.int32) for n in asked))
+    led = _read_by_leader("T.tma_copy", made, mask)
+    shared = replace(led, blocks=const(mask, dt.int32), share=number, shares=len(asked))
+    is_asked = binary("!=", binary("&", const(mask, dt.int32) >> rank, 1), 0)
+    whole = len(asked) == get_cluster_size()
+    at.emit(shared if whole else If(is_asked, Block((shared,)), Block((made,))))
+
+
+def _sharers(op: str, mask: Any) -> int:
+    """Return `cluster_mask`, or 0 if it names one block at most. Raises TileError for a mask of other blocks."""
+    count = get_cluster_size()
+    if mask is not None and (not isinstance(mask, int) or isinstance(mask, bool) or not 0 < mask < 1 << count):
+        why = f"is {mask!r} in a cluster of {count} block{'s'[: count != 1]}"
+        fix = f"give a number from 1 to {(1 << count) - 1}, whose bits are ranks"
+        raise error("bad_argument", None, op=op, name="cluster_mask", why=why, fix=fix)
+    return int(mask) if mask is not None and mask.bit_count() > 1 else 0
 
 
 def _store_to(src: Tile, dst: Tile, dst_block: Scalar, cluster_mask: int | None, remote_barrier: Any) -> None:
@@ -180,9 +240,9 @@ def _store_to(src: Tile, dst: Tile, dst_block: Scalar, cluster_mask: int | None,
         at.emit(If(first, Block((bulk.mbarrier_arrive(barrier, rank, of_cluster=True),)), Block(())))
 
 
-def _read_by_leader(copy: Copy, mask: int) -> Copy:
+def _read_by_leader(op: str, copy: C, mask: int) -> C:
     """Return a copy whose source, in each block of `mask`, is that of the block of the lowest rank there."""
-    launch = in_kernel("T.copy_cluster").launch
+    launch = in_kernel(op).launch
     rank, leader = block_rank_in_cluster(), (mask & -mask).bit_length() - 1
     is_asked = binary("!=", binary("&", const(mask, dt.int32) >> rank, 1), 0)
     known: dict[Var, Expr] = {}
@@ -199,7 +259,7 @@ def _read_by_leader(copy: Copy, mask: int) -> Copy:
         if any(isinstance(node, Load) and node.buffer.scope != "global" for node in used):
             why = f"reads where `{start!r}` says, which may differ between the blocks of `cluster_mask`"
             fix = "write T.copy: the compiler loads once for a cluster what its blocks share"
-            raise error("bad_argument", None, op="T.copy_cluster", name="src", why=why, fix=fix)
+            raise error("bad_argument", None, op=op, name="src", why=why, fix=fix)
         own = any(node is block for block in known for node in used)
         ranges.append(replace(given, start=Substitute(known)(start)) if own else given)
     return replace(copy, src=replace(copy.src, ranges=tuple(ranges)))

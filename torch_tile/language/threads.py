@@ -140,8 +140,13 @@ def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
     number, count = (value.value if isinstance(value, Const) else value for value in (number, count))
     known = isinstance(number, int) and not isinstance(number, bool) and number in NUMBERS
     whole = isinstance(count, int) and 0 < count <= threads and count % WARP == 0
+    numbers = f"give a number from {NUMBERS[0]} to {NUMBERS[-1]}"
+    if isinstance(number, Expr):
+        why = f"is computed, {number!r}, and the compiler checks for each barrier which threads meet there"
+        fix = f"{numbers}; where threads choose between barriers, write a branch for each"
+        raise error("bad_argument", None, op=what, name="barrier_id", why=why, fix=fix)
     for name, value, good, fix in (
-        ("barrier_id", number, known, f"give a number from {NUMBERS[0]} to {NUMBERS[-1]}"),
+        ("barrier_id", number, known, numbers),
         ("arrive_count", count, whole, f"give a multiple of {WARP} up to the {threads} threads of the block"),
     ):
         if not good:

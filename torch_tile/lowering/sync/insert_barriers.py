@@ -231,6 +231,8 @@ class Walk:
             self._clear(place, state)
         elif call is not None and self.group is not None and self.group.meets(call, self.splits):
             state.since = dict(self.group.before)
+        elif syncs(call, Sync.ARRIVE, Scope.CLUSTER) and self.publishes:
+            self._show(place, state)  # copies of all its blocks may fill the tiles again
         elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
             self._clear(place, state)  # the barrier of the cluster
         elif call is not None and self.publishes and lookup(call.name).publishes:

@@ -27,7 +27,6 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Stmt
 from torch_tile.tileop.atomic import folded
 from torch_tile.tileop.base import (
-    Annotations,
     Scalar,
     Tile,
     is_one,
@@ -87,28 +86,8 @@ class TmaCopy(Copy):
         cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
         shares: int = 1, by: int = 0, counts: bool = True, combine: str | None = None,
         eviction_policy: str | None = None,
-        cluster_mask: Scalar = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
-        """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
-
-        A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
-        is complete after the call. `by` is the number of the thread. With `counts=False` the author's
-        T.mbarrier_expect_tx counts the bytes. `eviction_policy` is as for T.copy.
-
-        A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
-        blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
-
-        In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
-        parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
-        TileLang has instead; `annotations` has no effect.
-        """
-        several = "lets several threads start the copy"
-        for name, value, why, fix in (
-            ("cluster_mask", cluster_mask, "lets one block load for others", "give `blocks`, `share` and `shares`"),
-            ("leader_scope_threads", leader_scope_threads, several, "give `by`, the number of one thread"),
-        ):
-            if value is not None:
-                raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
+        """Build the copy that T.tma_copy (language/cluster.py) describes."""
         need_choice("tma_copy", "combine", combine, COMBINES)
         where = None if barrier is None else region_of(barrier)
         if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
