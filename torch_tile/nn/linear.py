@@ -77,7 +77,7 @@ def options_of(function: Any) -> dict[str, Any]:
     """Return the attributes of an activation that its class gave it: what it computes with. Functions have none."""
     if not isinstance(function, nn.Module):
         return {}
-    return {name: value for name, value in vars(function).items() if name not in _EVERY_MODULE}
+    return {name: value for name, value in vars(function).items() if name not in _EVERY_MODULE and name != FUSED}
 
 
 def is_unchanged(function: Any, options: Mapping[str, Any]) -> bool:
@@ -92,6 +92,8 @@ def is_unchanged(function: Any, options: Mapping[str, Any]) -> bool:
 
 
 _EVERY_MODULE = frozenset(vars(nn.Module()))
+FUSED = "_tile_activation"
+"""Attribute of an activation that `replace_layers` fuses: its name in our ops, and its `options_of` then."""
 
 
 # The gated feed-forward layer of Llama and its relatives.
