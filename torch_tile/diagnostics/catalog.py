@@ -252,16 +252,16 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
     ),
     "block_race": (
-        "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
-        "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",
+        "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
+        "name `{index}` in the place, add up by T.atomic_add, or let one block write: `if {index} == 0:`",
     ),
     "barrier_as_tile": (
         "`{buffer}` is an array of mbarriers, whose elements are no values",
         "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",
     ),
     "iteration_race": (
-        "every iteration of T.Parallel writes `{buffer}` at this one place, each a value of its own: the last stays",
-        "name the iteration in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
+        "iterations of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
+        "name `{index}` in the place, or fold the values by T.reduce_sum and its like",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",
