@@ -302,4 +302,6 @@ def _remedy(name: str, value: object, wanted: str) -> str:
         return ": lambda: f(x)" if kind == "Tensor" else ""
     if hasattr(value, "weight"):
         return f": {name}.weight"
+    if isinstance(value, list | tuple) and value and all(hasattr(part, "data_ptr") for part in value):
+        return f": {name}[0], or torch.stack({name})"
     return {"ndarray": f": torch.from_numpy({name})", "NoneType": ""}.get(kind, f": torch.tensor({name})")

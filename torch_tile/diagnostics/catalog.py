@@ -156,7 +156,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
         "cast it first: T.cast(value, {want})",
     ),
-    "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
+    "bad_loop_range": (
+        "{what} takes integer bounds, got {got}",
+        "give integers or integer expressions, as `X.shape[0]` of a tensor X",
+    ),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
     "wrong_value": ("{op} {name} must be {want}, got {got}", "{fix}"),
     "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
@@ -250,6 +253,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
         "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
+    ),
+    "truth_copied": (
+        "T.copy of {dtype} into `{buffer}`, which holds bool, stores of each number whether it is not 0",
+        "write the condition: `{buffer}[i] = x[i] != 0`, or `> 0.5`, in T.Parallel; or let it hold {dtype}",
     ),
     "block_race": (
         "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",

@@ -350,7 +350,8 @@ def grid(*extents: Scalar) -> Loop:
     symbolic.
     """
     if not extents:
-        raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix="give at least one extent")
+        fix = "give at least one extent; the blocks of the grid meet at T.sync_grid()"
+        raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix=fix)
     stops = tuple(index_bound(e, "T.grid") for e in extents)
     return Grid(LoopKind.SERIAL, tuple(const(0, dt.int32) for _ in stops), stops)
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from torch_tile.diagnostics.arguments import shown
 from torch_tile.diagnostics.errors import Diagnostic, TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
@@ -150,7 +151,7 @@ def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         near = nearest(str(value), [str(k) for k in known])
         fix = f"did you mean {near!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
-        raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {value!r}"[:80], fix=fix)
+        raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {shown(value)}", fix=fix)
 
 
 def is_one(extent: Expr) -> bool:

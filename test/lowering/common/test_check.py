@@ -397,6 +397,29 @@ def test_literal_indices_outside_of_known_sizes(access, index):
             check_kernel(kernel.program)
 
 
+@pytest.mark.parametrize("into", ["parameter", "shared", "fragment", "local"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float64", "float8_e4m3", "int32", "uint8", "bool"]
+)
+def test_copies_of_floats_into_bool(dtype, into):
+    """Warn of copies that store whether floats are not 0; not of those of integers, and not of stored conditions."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), dtype), y: T.Tensor((64,), "bool"), z: T.Tensor((64,), "bool")):
+        with T.Kernel(1, threads=64):
+            s, f, v = T.alloc_shared((64,), "bool"), T.alloc_fragment((64,), "bool"), T.alloc_local((64,), "bool")
+            T.copy(x, {"parameter": y, "shared": s, "fragment": f, "local": v}[into])
+            for i in T.Parallel(64):
+                z[i] = x[i] != 0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_kernel(kernel.program)
+    assert ["T.copy(x, {" in str(each.message) for each in caught if "[truth_copied]" in str(each.message)] == (
+        [True] if "float" in dtype else []
+    )
+
+
 LOOPS = {
     "beyond": (lambda i, b: 64 + i, True),
     "before": (lambda i, b: i - 200, True),

@@ -61,6 +61,7 @@ from torch_tile.lowering.common.unwritten_results import partly_written
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.atomic import Atomic
 from torch_tile.tileop.base import describe, is_per_thread
+from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
@@ -375,6 +376,9 @@ class _Check(Rewriter):
         """Check the operands of a tile op, and that all threads reach it."""
         found = op.check()
         self.found += found
+        if isinstance(op, Copy) and op.src.buffer.dtype.is_float and op.dst.buffer.dtype.kind == "bool":
+            src, dst = op.src.buffer, op.dst.buffer
+            self.doubtful.append(diagnose("truth_copied", op.span, dtype=str(src.dtype), buffer=dst.name))
         if not found:
             reads, writes = op.accesses()
             for region in (*reads, *writes):

@@ -63,7 +63,7 @@ class Copy(RegisteredOp):
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
         loop_layout: Any = None,
     ) -> Copy:  # fmt: skip
-        """Copy `src` to `dst`, converted to dst's dtype.
+        """Copy `src` to `dst`, converted to dst's dtype; a bool says whether the number is not 0.
 
         Operands are buffers or regions; an element takes the other operand's shape.
 
