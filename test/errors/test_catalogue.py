@@ -22,6 +22,9 @@ WARNINGS = {
     "iteration_race",
     "swapped_indices",
     "outside",
+    "one_starts",
+    "no_schedule",
+    "float_to_bool",
 }
 
 
