@@ -22,7 +22,9 @@ WARNINGS = {
     "iteration_race",
     "swapped_indices",
     "outside",
-    "truth_copied",
+    "one_starts",
+    "no_schedule",
+    "float_to_bool",
 }
 
 

@@ -250,13 +250,22 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
+    "no_schedule": (
+        "{why}: the loop runs by the compiler's own schedule",
+        "give both lists a number for each statement of the body, or leave both out",
+    ),
+    "float_to_bool": (
+        "T.copy of {dtype} to the bools of `{buffer}`: all but 0 become True, 0.25 and NaN too",
+        "say what is meant: `for i in T.Parallel(n): {buffer}[i] = x[i] > 0.5`, or `x[i] != 0`",
+    ),
+    "one_starts": (
+        "of the threads that come to this T.tma_copy, {thread} alone starts it, where `{index}` is {value}: the others "
+        "name other tiles, which nothing copies",
+        "write a copy for each: `for w in T.unroll(n): T.tma_copy(A[w * rows, 0], tile[w, :, :], barrier=full[w])`",
+    ),
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
         "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
-    ),
-    "truth_copied": (
-        "T.copy of {dtype} into `{buffer}`, which holds bool, stores of each number whether it is not 0",
-        "write the condition: `{buffer}[i] = x[i] != 0`, or `> 0.5`, in T.Parallel; or let it hold {dtype}",
     ),
     "block_race": (
         "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",

@@ -53,6 +53,10 @@ class RegisteredOp(TileOp):
         """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
 
+    def doubts(self) -> list[Diagnostic]:
+        """Return a diagnostic for what is right, and hardly meant."""
+        return []
+
     def accesses(self) -> tuple[list[Region], list[Region]]:
         """Return the regions that the op reads, and those that it writes."""
         raise NotImplementedError

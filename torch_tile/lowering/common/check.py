@@ -35,7 +35,7 @@ from torch_tile.ir.expr import (
     unary,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contents, find
+from torch_tile.ir.node import Node, Rewriter, contents, equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -53,15 +53,15 @@ from torch_tile.ir.stmt import (
     dimensions,
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
-from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
+from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races
 from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
+from torch_tile.lowering.pipelining.schedule import misfit
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.atomic import Atomic
 from torch_tile.tileop.base import describe, is_per_thread
-from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
@@ -167,6 +167,8 @@ class _Check(Rewriter):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
             self._report_divergent(loop, "T.Parallel")
+        if why := misfit(loop):
+            self.doubtful.append(diagnose("no_schedule", loop.span, why=why))
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
         self.in_pipeline |= loop.kind is LoopKind.PIPELINED
@@ -376,18 +378,39 @@ class _Check(Rewriter):
         """Check the operands of a tile op, and that all threads reach it."""
         found = op.check()
         self.found += found
-        if isinstance(op, Copy) and op.src.buffer.dtype.is_float and op.dst.buffer.dtype.kind == "bool":
-            src, dst = op.src.buffer, op.dst.buffer
-            self.doubtful.append(diagnose("truth_copied", op.span, dtype=str(src.dtype), buffer=dst.name))
         if not found:
             reads, writes = op.accesses()
             for region in (*reads, *writes):
                 self._region(region, op)
-            by_one = isinstance(op, TmaCopy)  # one of the threads that reach it
-            if not by_one and not is_per_thread((*reads, *writes)):
+            self.doubtful += op.doubts()
+            if isinstance(op, TmaCopy):
+                self._started_by_one(op)
+            elif not is_per_thread((*reads, *writes)):
                 self._report_divergent(op, f"T.{op.op_name}")
             self.children(op)
         return op
+
+    def _started_by_one(self, op: TmaCopy) -> None:
+        """Warn of threads that come to a bulk copy and name another tile than the thread that starts it."""
+        signal = () if op.barrier is None else op.barrier.indices
+        named = (*(r.start for side in (op.src, op.dst) for r in side.ranges), *signal)
+        places = list(filter(self._parts, named)) if self.runs else []
+        if not places or self.thread is None or any(holds is None for _, holds, _ in self.guards):
+            return
+        known = Substitute(self.names)
+        around = [known(c if holds else unary("not", c)) for c, holds, _ in self.guards]
+        start = self.here.start
+        numbers = passing(around, self.thread - start, len(self.here))
+        if not numbers:
+            return
+        first = op.by if op.by in numbers else numbers[0]
+        for place in map(known, places):
+            values = {n: simplify(Substitute({self.thread: const(start + n, dt.int32)})(place)) for n in numbers}
+            if not all(equal(values[first], value) for value in values.values()):
+                at, index = start + first, repr(place)
+                found = diagnose("one_starts", op.span, thread=at, index=index, value=repr(values[first]))
+                self.doubtful.append(found)
+                return
 
     def visit_Load(self, load: Load) -> Expr:
         self._element(load.buffer, load.indices, load)
