@@ -98,7 +98,7 @@ def causal_conv1d_update(
         out, state = run("causal_conv1d_update", token, state, weight, bias, name)
         made.append(out)
     conv_state.copy_(state)
-    return made[0] if x.dim() == 2 else torch.stack(made, -1)
+    return made[0] if x.dim() == 2 else torch.stack(made, -1) if made else torch.empty_like(x)
 
 
 @explains_misfits

@@ -76,6 +76,14 @@ def check_batched(op: str, args: Any) -> None:
     q, k, v, window, offset = args.q, args.k, args.v, args.window, args.q_offset
     checks.check_floating(op, q=q, k=k, v=v)
     checks.check_same_dtype(op, q=q, k=k, v=v)
+    check_shapes(op, q, k, v)
+    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
+
+
+def check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check the shapes of q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]` and v `[B, Hkv, Skv, Dv]`."""
     checks.check_dims(op, "q", q, 4, "[B, H, Sq, D]")
     checks.check_dims(op, "k", k, 4, "[B, Hkv, Skv, D]")
     checks.check_dims(op, "v", v, 4, "[B, Hkv, Skv, Dv]")
@@ -84,9 +92,6 @@ def check_batched(op: str, args: Any) -> None:
     for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
     check_heads(op, q.shape[1], k.shape[1], ": heads come second, [B, H, S, D]")
-    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
-        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
 
 
 def check_pages(
