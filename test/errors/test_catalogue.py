@@ -22,6 +22,7 @@ WARNINGS = {
     "iteration_race",
     "swapped_indices",
     "outside",
+    "unread_write",
 }
 
 
