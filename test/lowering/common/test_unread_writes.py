@@ -99,6 +99,11 @@ def unrolled_by_python(X, Y, s, f):
         T.copy(X, f)
 
 
+def only_cleared(X, Y, s, f):
+    T.clear(s)
+    T.copy(X, Y)
+
+
 def read_by_a_condition(X, Y, s, f):
     T.copy(X, s)
     for i in T.Parallel(64):
@@ -131,8 +136,8 @@ def of_two_roles(X, Y, s, f):
 @pytest.mark.parametrize(
     "body",
     [
-        read_by_the_next_iteration, summed_up, unrolled_by_python, read_by_a_condition, read_by_an_index,
-        read_by_a_pointer, printed,
+        only_cleared, read_by_the_next_iteration, summed_up, unrolled_by_python, read_by_a_condition,
+        read_by_an_index, read_by_a_pointer, printed,
     ],
 )  # fmt: skip
 def test_writes_that_something_reads_are_not(body):

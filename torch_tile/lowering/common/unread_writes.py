@@ -2,12 +2,14 @@
 """Find writes of tiles that nothing reads afterwards, as where a tile is copied out too early.
 
 Only certain ones count: no statement behind reads any part of the tile, or those that do are idle themselves. Where
-threads or blocks run apart, reads that stand before a write count as well. Variables are left alone.
+threads or blocks run apart, reads that stand before a write count as well. Variables, clears and the library's own
+lines are left alone: options of a kernel may leave them unread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set as AbstractSet
+from pathlib import Path
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
@@ -17,6 +19,9 @@ from torch_tile.ir.node import Node, contains, find
 from torch_tile.ir.stmt import Block, For, If, Kernel, Program, Role, Stmt, Store, While
 from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.fill import Fill
+
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 def unread_writes(program: Program) -> list[Diagnostic]:
@@ -44,7 +49,7 @@ class _Needed:
         lines = {node.span for node, _, _ in writes if node in self.needed}  # one line may be unrolled by Python
         seen: IdSet[Buffer] = IdSet()  # written or passed on behind
         for node, read, written in reversed(writes):
-            if node in self.needed or node.span in lines:
+            if node in self.needed or node.span in lines or isinstance(node, Fill) or _is_of_library(node):
                 continue
             for buffer in written - seen:
                 early = next((each.span for each, r, _ in writes if each in self.needed and buffer in r), None)
@@ -75,6 +80,11 @@ class _Needed:
         if isinstance(node, Stmt):
             self.needed.add(node)
         return after | reads
+
+
+def _is_of_library(node: Stmt) -> bool:
+    """Return whether a statement stands in a file of this package, as a macro whose caller reads a part."""
+    return node.span is None or node.span.file.startswith(_PACKAGE)
 
 
 def _accesses(node: Node) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
