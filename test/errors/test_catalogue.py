@@ -25,6 +25,7 @@ WARNINGS = {
     "one_starts",
     "no_schedule",
     "float_to_bool",
+    "unread_write",
 }
 
 

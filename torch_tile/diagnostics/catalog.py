@@ -267,6 +267,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
         "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
     ),
+    "unread_write": (
+        "nothing reads `{buffer}` after this line has written it",
+        "copy `{buffer}` out, or compute with it, behind this line; remove the line if its result is not needed",
+    ),
     "block_race": (
         "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
         "name `{index}` in the place, add up by T.atomic_add, or let one block write: `if {index} == 0:`",

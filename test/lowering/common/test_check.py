@@ -448,6 +448,8 @@ def test_literal_indices_inside(access, index, keeps):
             T.copy(x, f)
             OUTSIDE[access](x, s, f, index)
             x[1] = y[100] + T.if_then_else(n > 100, x[0], none[0])  # sizes that are unknown, or 0
+            T.copy(s, x)
+            T.copy(f, x)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
