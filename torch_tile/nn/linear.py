@@ -13,9 +13,8 @@ from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS, torch_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    name: torch_functions().get(name, lambda x: x) for name in ACTIVATIONS
-}
+_KNOWN = {**torch_functions(), "none": lambda x: x}
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: _KNOWN[name] for name in ACTIVATIONS}
 
 
 def check_activation(name: str) -> str:

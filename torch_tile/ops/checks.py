@@ -7,7 +7,7 @@ through `torch._check`, so that under tracing they become facts or guards and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -107,6 +107,12 @@ def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, w
         _refuse_size(condition, op, name, tensor, dim, size, wanted)
 
 
+def check_sizes(op: str, name: str, tensor: torch.Tensor, sizes: Iterable[Size], wanted: str) -> None:
+    """Check that the first dimensions of the tensor are `sizes`, as `check_size` does."""
+    for dim, size in enumerate(sizes):
+        check_size(op, name, tensor, dim, size, wanted)
+
+
 def _refuse_size(
     condition: bool | torch.SymBool, op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str
 ) -> None:
@@ -125,6 +131,16 @@ def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wa
     if tensor is not None:
         check_dims(op, name, tensor, 1, "[N]")
         check_size(op, name, tensor, 0, size, wanted)
+
+
+def check_positions(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str, **beside: torch.Tensor) -> None:
+    """Check a tensor of positions or numbers: int32, of so many dimensions, on the device of the tensor `beside`."""
+    require_type(
+        tensor.dtype == torch.int32, lambda: f"tile.{op}: {name} has dtype {tensor.dtype}; expected torch.int32"
+    )
+    check_dims(op, name, tensor, dims, meaning)
+    for other_name, other in beside.items():
+        check_device(op, name, tensor, other_name, other)
 
 
 def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size], of: str = "") -> None:
