@@ -23,6 +23,7 @@ WARNINGS = {
     "swapped_indices",
     "outside",
     "unread_write",
+    "missing_index",
 }
 
 
