@@ -127,6 +127,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` has {want} dimensions and is indexed with {got}",
         "give one index per dimension of {shape}",
     ),
+    "missing_index": (
+        "one value is stored to `{buffer}[{got}]`, {count} of {want} indices: every element there gets it",
+        "name an element by an index for each dimension; write `{buffer}[{got}, :]` if all of them are meant",
+    ),
     "bad_index": (
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
