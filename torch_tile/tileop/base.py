@@ -174,6 +174,14 @@ def squeezed(region: Region) -> tuple[Expr, ...]:
     return tuple(e for e in region.extents if not is_one(e))
 
 
+def inside(region: Region) -> list[Expr]:
+    """Return the conditions that a region lies inside its buffer."""
+    found = []
+    for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
+        found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]
+    return found
+
+
 def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     """Return whether two extent lists agree as written (symbolic extents must be the same expression)."""
     return len(a) == len(b) and all(
