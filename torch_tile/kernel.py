@@ -132,6 +132,7 @@ class JITKernel(metaclass=Compiled):
         """Return the traced kernel, by TileLang's name."""
         return self.program
 
+    @names_parameters
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """Run the kernel, or `func`, once on inputs that the profiler makes."""
         return self.get_profiler().run_once(func)
@@ -165,6 +166,7 @@ class JITKernel(metaclass=Compiled):
         """Return the kernel in the language, as traced."""
         return repr(self.program)
 
+    @names_parameters
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return the generated C++ or CUDA C++."""
         return self.source
@@ -173,10 +175,14 @@ class JITKernel(metaclass=Compiled):
         """Return the generated C++; torch_tile has no other host code for a kernel."""
         return self.source
 
+    @names_parameters
     def show_source(self, which: str = "kernel") -> None:
-        """Print the generated C++."""
+        """Print the generated C++. `which` is TileLang's, "kernel", "host" or "both", and changes nothing."""
+        if which not in ("kernel", "host", "both"):
+            raise ValueError(f"show_source: which is {which!r}; expected 'kernel', 'host' or 'both'")
         print(self.source)
 
+    @names_parameters
     def print_source_code(self, which: str = "kernel", file: str | Path | None = None) -> None:
         """Print the generated C++, or write it to a file."""
         if file is None:
@@ -189,6 +195,7 @@ class JITKernel(metaclass=Compiled):
         """Write the generated C++ to a file."""
         Path(kernel_path).write_text(self.source)
 
+    @names_parameters
     def export_cubin(self, path: str | Path) -> None:
         """Write the machine code of a CUDA kernel to a file, for the tools of the CUDA toolkit."""
         if self.cubin is None:

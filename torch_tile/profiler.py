@@ -241,10 +241,12 @@ class Profiler:
             lambda: run(*args), warmup, rep, return_mode, backend, fast_flush, quantiles, n_warmup, n_repeat
         )  # fmt: skip
 
+    @names_parameters
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """Run once on fresh inputs."""
         return (func or self.kernel)(*self.inputs())
 
+    @names_parameters
     def assert_allclose(
         self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
         input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01,
@@ -256,6 +258,7 @@ class Profiler:
         for a, b in zip(got, expected, strict=True):
             compare(a, b, atol, rtol, max_mismatched_ratio)
 
+    @names_parameters
     def manual_assert_close(
         self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[Any, Any], object] | None = None,
@@ -269,6 +272,7 @@ class Profiler:
         results = [x[0] if len(x) == 1 else x for x in self._both(reference, input_tensors)]
         manual_check_prog(*results)
 
+    @names_parameters
     def assert_consistent(self, repeat: int = 10) -> None:
         """Raise AssertionError unless the same inputs give the same bits `repeat` times."""
         args = self.inputs()

@@ -9,13 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.spelling import instead_of
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +34,32 @@ _NUMBERS: dict[object, Kind] = {
         lambda x: type(x).__name__ in ("bool", "bool_", "SymBool") or (type(x) is int and x in (0, 1)),
         "True or False",
     ),
-    int: (lambda x: hasattr(x, "__index__") and not hasattr(x, "dim"), "an integer"),
+    int: (
+        lambda x: hasattr(x, "__index__") and not hasattr(x, "dim") and type(x).__name__ not in ("bool", "bool_"),
+        "an integer",
+    ),
     float: (lambda x: hasattr(x, "__float__") and not hasattr(x, "dim"), "a number"),
     str: (lambda x: isinstance(x, str), "a text"),
     type(None): (lambda x: x is None, "None"),
 }  # fmt: skip
+
+
+def _at_least(least: int) -> Kind:
+    """Return what an integer parameter with a bound takes."""
+    is_integer = _NUMBERS[int][0]
+    return lambda x: is_integer(x) and not (isinstance(x, int) and x < least), f"an integer of at least {least}"
+
+
+_FLOATS: Kind = (
+    lambda x: type(x).__name__ == "dtype" and bool(getattr(x, "is_floating_point", False)),
+    "a torch.dtype of floats",
+)
+Size: TypeAlias = Annotated[int, _at_least(0)]
+"""How many there are of something: features, pages."""
+Count: TypeAlias = Annotated[int, _at_least(1)]
+"""The same of what others are divided by, as heads."""
+FloatDtype: TypeAlias = Annotated["torch.dtype", _FLOATS]
+"""The dtype of parameters."""
 
 
 def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,6 +118,45 @@ def explained(
             raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
     return call
+
+
+_RENAMING: set[str] = set()
+"""The names of functions that `renames` decorates."""
+
+
+def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function that calls operators, or such functions: their errors name `owner`, and its arguments.
+
+    names: what an operator calls an argument, and what the function calls it. A name of one letter is an argument's at
+    the beginning, behind "as" and before an apostrophe. owner: the function's name, if it is another than its own.
+    """
+    from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
+
+    def place(name: str) -> str:
+        letters = re.escape(name)
+        return rf"\b{letters}(?!\w)" if len(name) > 1 else rf"(?:^|(?<=\bas )){letters}\b|\b{letters}(?=')"
+
+    places = re.compile("|".join(map(place, sorted(names, key=len, reverse=True))) or "(?!)")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = owner or function.__qualname__.removesuffix(".forward")
+        _RENAMING.add(name)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            if is_dynamo_compiling():
+                return function(*args, **named)
+            try:
+                return function(*args, **named)
+            except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+                called, _, said = str(problem).partition(": ")
+                if not called.startswith("tile.") and called not in _RENAMING:
+                    raise
+                raise type(problem)(f"{name}: {places.sub(lambda at: names[at[0]], said)}") from None
+
+        return call
+
+    return decorate
 
 
 def _layer_call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
@@ -186,6 +251,8 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
+        if "sparse" in str(getattr(value, "layout", "")):
+            return TypeError(f"{owner}: {name} has layout {value.layout}; expected torch.strided: {name}.to_dense()")
         kinds = kinds_of(parameter.annotation, function)
         if kinds and not any(fits(value) for fits, _ in kinds):
             wanted = " or ".join(dict.fromkeys(text for _, text in kinds))
@@ -232,7 +299,8 @@ def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
     """Return what an annotation of a function's allows; [] if that is anything, or cannot be told."""
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, function.__globals__)
+            known = inspect.unwrap(function).__globals__
+            annotation = eval(annotation, known, {"torch": sys.modules.get("torch")})  # many import it in functions
         except (NameError, AttributeError):  # imported for type checkers only
             return []
     is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
@@ -240,7 +308,9 @@ def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
     found: list[Kind] = []
     for part in parts:
         origin = typing.get_origin(part) or part
-        if part in _NUMBERS:
+        if hasattr(part, "__metadata__"):
+            found.append(part.__metadata__[0])
+        elif part in _NUMBERS:
             found.append(_NUMBERS[part])
         elif getattr(part, "__name__", "") == "SymInt":
             found.append(_NUMBERS[int])

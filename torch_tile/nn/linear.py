@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS, torch_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -39,12 +39,12 @@ class Linear(nn.Linear):
     @names_parameters
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: Size,
+        out_features: Size,
         bias: bool = True,
         activation: str = "none",
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.activation: str = check_activation(activation)
@@ -115,12 +115,12 @@ class GatedMLP(nn.Module):
     @names_parameters
     def __init__(
         self,
-        hidden_size: int,
-        intermediate_size: int,
+        hidden_size: Size,
+        intermediate_size: Size,
         activation: str = "silu",
         bias: bool = False,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
