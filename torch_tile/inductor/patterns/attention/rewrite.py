@@ -31,7 +31,7 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.graph.strip_copies import bare, drop_behind, unscaled
+from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import (
@@ -264,7 +264,7 @@ def refine(context: Context) -> None:
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
     for node in context.graph.find_nodes(op="call_function", target=OP):
-        drop_behind(node)
+        drop_copies_of(node)
 
 
 def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
