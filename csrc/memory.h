@@ -48,6 +48,54 @@ template <int bytes, class D, class S> __device__ __forceinline__ void vector_re
   *reinterpret_cast<P*>(dst) = value;
 }
 
+// How the caches keep the line of a load from global memory: with no room in the first level, or as the first or last to
+// go in both. The numbers are the second level's policies, as the driver's headers encode them.
+enum class Line { no_allocate, evict_first, evict_last };
+#define TILE_LINE(hint, policy, kind, at) \
+  ".reg .b64 p; mov.b64 p, " policy "; @q ld.global." hint ".L2::cache_hint" kind ", [" at "], p; }"
+#define TILE_READ(line, text, src, on, ...) \
+  if constexpr (how == Line::line)          \
+    asm volatile("{ .reg .pred q; setp.ne.b32 q, " on ", 0; " text : __VA_ARGS__ : "l"(src), "r"(int(inside)) : "memory");
+// Reads a packet where `inside` holds.
+#define TILE_READS(type, from, kind, at, on, ...)                                                               \
+  template <Line how> __device__ __forceinline__ void read(type& value, const from* src, bool inside) {         \
+    TILE_READ(no_allocate, "@q ld.global.L1::no_allocate" kind ", [" at "]; }", src, on, __VA_ARGS__)            \
+    TILE_READ(evict_first, TILE_LINE("L1::evict_first", "0x12F0000000000000", kind, at), src, on, __VA_ARGS__)   \
+    TILE_READ(evict_last, TILE_LINE("L1::evict_last", "0x14F0000000000000", kind, at), src, on, __VA_ARGS__)     \
+  }
+#define TILE_TWO(r) r(value.x), r(value.y)
+#define TILE_FOUR(r) r(value.x), r(value.y), r(value.z), r(value.w)
+TILE_READS(unsigned short, unsigned char, ".u8 %0", "%1", "%2", "+h"(value))
+TILE_READS(unsigned short, unsigned short, ".u16 %0", "%1", "%2", "+h"(value))
+TILE_READS(unsigned, unsigned, ".u32 %0", "%1", "%2", "+r"(value))
+TILE_READS(uint2, uint2, ".v2.u32 {%0, %1}", "%2", "%3", TILE_TWO("+r"))
+TILE_READS(float2, float2, ".v2.f32 {%0, %1}", "%2", "%3", TILE_TWO("+f"))
+TILE_READS(uint4, uint4, ".v4.u32 {%0, %1, %2, %3}", "%4", "%5", TILE_FOUR("+r"))
+TILE_READS(float4, float4, ".v4.f32 {%0, %1, %2, %3}", "%4", "%5", TILE_FOUR("+f"))
+#undef TILE_FOUR
+#undef TILE_TWO
+#undef TILE_READS
+#undef TILE_READ
+#undef TILE_LINE
+template <Line how> __device__ __forceinline__ void read(unsigned char& value, const unsigned char* src, bool inside) {
+  unsigned short wide = value;
+  read<how>(wide, src, inside);
+  value = static_cast<unsigned char>(wide);
+}
+
+// `vector_read` and, of one element, a load, with a word on the line.
+template <int bytes, Line how, class D, class S> __device__ __forceinline__ void vector_read(D* dst, const S* src, bool inside = true) {
+  using P = typename Moved<bytes, D>::type;
+  P value{};
+  read<how>(value, reinterpret_cast<const P*>(src), inside);
+  *reinterpret_cast<P*>(dst) = value;
+}
+template <Line how, class T> __device__ __forceinline__ T load(const T* src) {
+  T value;
+  vector_read<sizeof(T), how>(&value, src);
+  return value;
+}
+
 // The value at `place` of shared memory in the block of the cluster that has this rank.
 template <class T> __device__ __forceinline__ T at_rank(const T* place, int rank) {
   const T* there;
@@ -69,6 +117,13 @@ template <int bytes> __device__ __forceinline__ void cp_async(void* dst, const v
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(bytes), "r"(valid) : "memory");
+}
+
+// The same for 16 bytes whose lines go first or last from the second level.
+template <int bytes, Line how> __device__ __forceinline__ void cp_async(void* dst, const void* src, int valid) {
+  static_assert(bytes == 16 && how != Line::no_allocate, "no room in the first level");
+  const uint64_t policy = how == Line::evict_first ? 0x12F0000000000000ull : 0x14F0000000000000ull;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(dst)), "l"(src), "r"(valid), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

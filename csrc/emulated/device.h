@@ -170,10 +170,18 @@ template <int bytes, class D, class S> inline void vector_read(D* dst, const S* 
   else memset(dst, 0, bytes);
 }
 
+// A block has no caches, so that lines are as good as each other.
+enum class Line { no_allocate, evict_first, evict_last };
+template <int bytes, Line, class D, class S> inline void vector_read(D* dst, const S* src, bool inside = true) {
+  vector_read<bytes>(dst, src, inside);
+}
+template <Line, class T> inline T load(const T* src) { return *src; }
+
 template <int bytes> inline void cp_async(void* dst, const void* src, int valid) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async moves 4, 8 or 16 bytes");
   emulated::start_copy(dst, src, bytes, valid);
 }
+template <int bytes, Line> inline void cp_async(void* dst, const void* src, int valid) { cp_async<bytes>(dst, src, valid); }
 inline void cp_async_commit() { emulated::commit_copies(); }
 template <int pending> inline void cp_async_wait() { emulated::wait_for_copies(pending); }
 inline void fence_proxy_async() {}

@@ -224,6 +224,10 @@ class Text(Visitor):
         name = self.names.of(buffer)
         return f"{name}[{self.index(indices[0])}]" if indices else name
 
+    def read(self, load: Load) -> str:
+        """Return the C++ text that reads an element as it lies in memory."""
+        return self.element(load.buffer, load.indices)
+
     def assigned(self, expr: Expr, to: DType) -> str:
         """Return the C++ text of a value for a variable of type `to`."""
         return self.converted(expr, to) if is_small(to) else self.value(expr)
@@ -275,13 +279,13 @@ class Text(Visitor):
 
     def in_place(self, expr: Load | Var) -> str:
         """Return the C++ text that names an element or a name."""
-        return self.names.of(expr) if isinstance(expr, Var) else self.element(expr.buffer, expr.indices)
+        return self.names.of(expr) if isinstance(expr, Var) else self.read(expr)
 
     def reinterpreted(self, call: Call) -> str:
         """Return the C++ text of a value's bits as stored in another type. An element of memory is not decoded."""
         value, of = call.args[0], call.args[0].dtype
         if isinstance(value, Load):
-            text = self.element(value.buffer, value.indices)
+            text = self.read(value)
         else:
             text = self.converted(value, of)
         return f"tile::reinterpret<{storage(call.type)}, {storage(of)}>({text})"
@@ -328,7 +332,7 @@ class Text(Visitor):
 
     def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
         """Write an element."""
-        text = self.element(load.buffer, load.indices)
+        text = self.read(load)
         if is_small(load.dtype):
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide else (text, 99)

@@ -15,6 +15,7 @@ from torch_tile.codegen.cuda_wgmma import Product, joined_product
 from torch_tile.codegen.lines import pragma
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
+from torch_tile.intrinsics.memory import reads_by
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bits import reinterpret
@@ -160,7 +161,7 @@ class CudaStatements(Statements):
             dst, src = (self.text.value(a) for a in read.args)
             self.text.headers.add("memory.h")
             inside = self.text.value(node.condition)
-            self.line(f"tile::vector_read<{read.options[0]}>({dst}, {src}, {inside});", node.span)
+            self.line(f"tile::vector_read<{reads_by(read)}>({dst}, {src}, {inside});", node.span)
             return
         super().visit_If(node)
 

@@ -238,6 +238,14 @@ class CudaText(Text):
             return (f"(double){value}" if node.dtype.bits == 64 else value), PREFIX
         return literal(node), 99
 
+    def read(self, load: Load) -> str:
+        """Return the C++ text that reads an element as it lies in memory, by its policy."""
+        text = super().read(load)
+        if not load.policy:
+            return text
+        self.headers.add("memory.h")
+        return f"tile::load<tile::Line::{load.policy}>(&{text})"
+
     def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
         """Write an element."""
         buffer = load.buffer

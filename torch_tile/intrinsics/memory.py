@@ -61,17 +61,28 @@ def lanes_barrier() -> Do:
 # Copies.
 
 
-def vector_copy(dst: Address, src: Address, size: int) -> Do:
-    """Copy `size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array."""
-    return effect("vector_copy", dst, src, options=(size,))
+def vector_copy(dst: Address, src: Address, size: int, policy: str = "") -> Do:
+    """Copy `size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array.
+
+    `policy` is that of a Load from global memory.
+    """
+    return effect("vector_copy", dst, src, options=(size, policy) if policy else (size,))
 
 
-def cp_async(dst: Address, src: Address, valid: Any, size: int) -> Do:
+def reads_by(call: Call) -> str:
+    """Return the template arguments of a read by vector_copy or cp_async: its bytes, and how caches keep the line."""
+    size, *policy = call.options
+    return ", ".join([str(size), *(f"tile::Line::{p}" for p in policy)])
+
+
+def cp_async(dst: Address, src: Address, valid: Any, size: int, policy: str = "") -> Do:
     """Start copying `size` bytes (4, 8, 16) from global to shared memory; bytes from `valid` on become 0.
 
-    With `valid` 0 nothing is read. The copy belongs to the group that the next `cp_async_commit` closes.
+    With `valid` 0 nothing is read. The copy belongs to the group that the next `cp_async_commit` closes. 16 bytes can
+    have a `policy`, that of a Load.
     """
-    return effect("cp_async", dst, src, cast(to_expr(valid), dt.int32), options=(size,))
+    options = (size, policy) if policy and policy != "no_allocate" else (size,)  # 16 bytes take no room in L1 anyway
+    return effect("cp_async", dst, src, cast(to_expr(valid), dt.int32), options=options)
 
 
 def cp_async_commit() -> Do:
@@ -276,9 +287,12 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
 _gpu("barrier", 0, "sync.h", convergent="block", sync=Sync.BARRIER, scope=Scope.BLOCK, idle=True)
 _gpu("warp_barrier", 0, "sync.h", convergent="warp", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
 _gpu("lanes_barrier", 0, "sync.h", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
-_gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
+_gpu(
+    "vector_copy", 2, "memory.h", effects=_vector_copy,
+    cuda=lambda call: f"{'vector_read' if call.options[1:] else 'vector_copy'}<{reads_by(call)}>",
+)  # fmt: skip
 _COPY: dict[str, Any] = {"header": "memory.h", "arch": AMPERE, "engine": Engine.COPY}
-_gpu("cp_async", 3, **_COPY, effects=_cp_async)
+_gpu("cp_async", 3, **_COPY, effects=_cp_async, cuda=lambda call: f"cp_async<{reads_by(call)}>")
 _gpu("cp_async_commit", 0, **_COPY, sync=Sync.COMMIT, idle=True)
 _gpu("cp_async_wait", 0, **_COPY, sync=Sync.DRAIN, idle=True)
 _WARP = {"header": "shuffle.h", "convergent": "warp"}

@@ -233,10 +233,11 @@ class Select(Expr):
 
 @node_class
 class Load(Expr):
-    """One element of a buffer."""
+    """One element of a buffer. `policy` says how a GPU's caches keep its line; "" leaves it to them."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
+    policy: str = ""
 
     @property
     def dtype(self) -> DType:

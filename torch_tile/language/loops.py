@@ -27,7 +27,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.node import contains, find
+from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.stmt import Block, Break, For, LoopKind
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.layout import loop_layout as requested
@@ -39,6 +39,7 @@ from torch_tile.language.trace import author_span, close_body, let, make_variabl
 from torch_tile.language.values import Indices, store_variable
 from torch_tile.tileop.base import Annotations, RegisteredOp, Scalar
 from torch_tile.tileop.copy.cp_async import AsyncLoop
+from torch_tile.tileop.copy.op import policy_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Loop:
     independent: bool = False
     factor: int = 0
     asynchronous: bool = False
+    policy: str = ""
 
     def __reversed__(self) -> Iterator[Any]:
         """Raise TileError: the device counts upwards."""
@@ -88,6 +90,7 @@ class Loop:
             yield Indices(loop_vars, author_span()) if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         at.in_nest = nested
         body = close_body(scope)
+        body = _Policy(self.policy)(body) if self.policy else body
         starts = tuple(_settled("start", bound, body) for bound in self.starts)
         stops = tuple(_settled("stop", bound, body) for bound in self.stops)
         of_block = any(_is_collective(n) for n in find(body, RegisteredOp))
@@ -116,6 +119,18 @@ class Loop:
 
     def __iter__(self) -> Iterator[Any]:
         return LoopIterator(self)
+
+
+class _Policy(Rewriter):
+    """Give each read of a tensor the eviction policy of its loop, if it has none of its own."""
+
+    def __init__(self, policy: str):
+        self.policy = policy
+
+    def visit_Load(self, load: Load) -> Load:
+        """Give a read of global memory the policy."""
+        new: Load = self.children(load)
+        return new if new.policy or new.buffer.scope != "global" else replace(new, policy=self.policy)
 
 
 class LoopIterator:
@@ -270,7 +285,8 @@ def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations =
 
 def Parallel(
     *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
-    coalesced_width: int | None = None, prefer_async: bool | None = None, annotations: Annotations = None,
+    eviction_policy: str | None = None, coalesced_width: int | None = None, prefer_async: bool | None = None,
+    annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
     """Run an elementwise nest over a box of `extents`, spread over the threads of the block.
 
@@ -281,6 +297,7 @@ def Parallel(
 
     `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order. With
     `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
+    `eviction_policy` is that of T.copy, for all that the loop reads from tensors.
     `coalesced_width`, `prefer_async` and `annotations` are hints of TileLang's without effect.
     """
     if not extents:
@@ -296,6 +313,7 @@ def Parallel(
     return Loop(
         LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout,
         independent=bool(independent), asynchronous=asynchronous,
+        policy=policy_of("Parallel", eviction_policy) or "",
     )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ class _Guard(Known):
         if whole:
             valid = select(conjunction(whole), valid, const(0, dt.int32))
             src = _with_single_elements(src)
-        return replace(cp_async(dst, src, valid, size), span=node.span)
+        return replace(cp_async(dst, src, valid, size, *map(str, call.options[1:])), span=node.span)
 
     def vector(self, place: Address, count: int) -> tuple[list[Expr], bool]:
         """Return the unproved conditions for `count` elements to be inside, and whether only some may be."""
@@ -141,7 +141,7 @@ class _Guard(Known):
         """Copy or add element by element, each with its own guard."""
         step = Var("element", dt.int32, "loop")
         dst, src = (_at(a, step) for a in call.args)
-        value = Load(src.buffer, src.indices)
+        value = Load(src.buffer, src.indices, *map(str, call.options[1:]))
         is_copy = call.name == "vector_copy"
         body = Store(dst.buffer, dst.indices, value) if is_copy else Do(atomic(dst, value, "add"))
         return self(_each(step, count, body, call))  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span
@@ -140,12 +141,12 @@ class _Loop:
         if all(on_chip) or min(widths) == 1:
             return None
         dst, src = self.at_start(store), self.at_start(load)
+        read = partial(vector_copy, policy=load.policy)
         if any(on_chip):
-            return self.copies(dst, src, min(widths), store.span)
+            return self.copies(dst, src, min(widths), store.span, read)
         local = self.local(load.buffer)
-        fetch, put = (
-            self.copies(*x, store.span) for x in ((_first(local), src, widths[1]), (dst, _first(local), widths[0]))
-        )
+        fetch = self.copies(_first(local), src, widths[1], store.span, read)
+        put = self.copies(dst, _first(local), widths[0], store.span)
         return Block((*self.before, fetch, put), span=self.span)
 
     def statement(self, s: Stmt) -> Stmt:
@@ -191,7 +192,8 @@ class _Loop:
             return None
         local = self.local(load.buffer)
         self.loaded.append((load, local))
-        self.before.append(self.copies(_first(local), self.at_start(load), width, load.span))
+        read = partial(vector_copy, policy=load.policy)
+        self.before.append(self.copies(_first(local), self.at_start(load), width, load.span, read))
         return Load(local, (self.var,), span=load.span)
 
     def local(self, buffer: Buffer) -> Buffer:

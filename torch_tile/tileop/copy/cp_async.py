@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.async_copy: start moving a tile from global to shared memory. It has arrived after the wait for its group.
 
-A thread moves runs of 16, 8 or 4 bytes by cp.async. It takes the widest to which both sides are provably aligned. Any
-other copy is an ordinary one, and the schedule report says why. guard_bounds makes the elements of a run outside the
-tensor 0.
+A thread moves runs of 16, 8 or 4 bytes by cp.async. It takes the widest to which both sides are provably aligned. Runs
+of 16 bytes take no room in the L1 cache. Only they can have an eviction policy. Any other copy is an ordinary one, and
+the schedule report says why. guard_bounds makes the elements of a run outside the tensor 0.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
     run, uneven = divmod(width, src.dtype.itemsize)
     if uneven or not run:
         return f"{width} bytes are not whole elements of {src.dtype}"
+    if op.eviction_policy and width < WIDTHS[0]:
+        return _without_policy(width)
     if run > 1 and (is_one(op.src.extents[-1]) or is_one(op.dst.extents[-1])):
         return "the last dimension is not copied along"
     if not src.may_start_at(width):
@@ -139,10 +141,16 @@ def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
     def move(point: tuple[Expr, ...]) -> Stmt:
         """Emit the cp.async at one point."""
         source, target = spread(op.src, point), spread(op.dst, point)
-        return cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
+        to, come = Address(op.dst.buffer, target), Address(op.src.buffer, source)
+        return cp_async(to, come, width, width, op.eviction_policy or "")
 
     extents = [number_of(e) for e in squeezed(op.dst)]
     return deal_runs(extents, width // op.src.buffer.dtype.itemsize, move, ctx)
+
+
+def _without_policy(width: int) -> str:
+    """Return why an eviction policy rules out runs of `width` bytes."""
+    return f"cp.async of {width} bytes takes no eviction_policy"
 
 
 def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]], Stmt], ctx: ThreadContext) -> Stmt:
@@ -197,7 +205,7 @@ class Gather:
     """
 
     dst: tuple[Buffer, tuple[Expr, ...]]
-    src: tuple[Buffer, tuple[Expr, ...]]
+    src: Load
     condition: Expr | None
     region: Region
 
@@ -223,7 +231,7 @@ def gather_of(loop: For) -> Gather | None:
     region = _box(loop, last.buffer, indices)
     if region is None or value.buffer.dtype != last.buffer.dtype:
         return None
-    return Gather((last.buffer, indices), (value.buffer, value.indices), condition, region)
+    return Gather((last.buffer, indices), value, condition, region)
 
 
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
@@ -301,14 +309,16 @@ class AsyncLoop(RegisteredOp):
 
     def _refuses(self, found: Gather, width: int, ctx: ThreadContext) -> str:
         """Return why cp.async cannot move `width` bytes at a time; "" if it can."""
-        dst, src = found.dst[0], found.src[0]
+        dst, src = found.dst[0], found.src.buffer
         along, extent = self.loop.vars[-1], self.loop.stops[-1]
         run, uneven = divmod(width, src.dtype.itemsize)
         if uneven or not run or not divides(run, extent):
             return f"rows of {number_of(extent)} are not whole runs of {width} bytes"
+        if found.src.policy and width < WIDTHS[0]:
+            return _without_policy(width)
         if not src.may_start_at(width):
             return f"`{src.name}` may not start at a multiple of {width} bytes"
-        for buffer, indices in (found.dst, found.src):
+        for buffer, indices in (found.dst, (src, found.src.indices)):
             start = simplify(indices[-1] - along)
             if any(_mentions(i, {along}) for i in (start, *indices[:-1])):
                 return f"`{along.name}` does not count along the last dimension of `{buffer.name}`"
@@ -325,7 +335,7 @@ class AsyncLoop(RegisteredOp):
 
     def _copies(self, found: Gather, width: int, ctx: ThreadContext) -> Stmt:
         """Emit this thread's cp.async calls of `width` bytes for the loop's gather."""
-        (dst, dst_indices), (src, src_indices) = found.dst, found.src
+        (dst, dst_indices), src = found.dst, found.src.buffer
 
         def move(point: tuple[Expr, ...]) -> Stmt:
             """Emit the cp.async at one point, with zeros where the condition fails."""
@@ -333,8 +343,8 @@ class AsyncLoop(RegisteredOp):
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:
                 valid = select(at(found.condition), valid, ZERO)
-            target, source = (tuple(at(i) for i in x) for x in (dst_indices, src_indices))
-            return cp_async(Address(dst, target), Address(src, source), valid, width)
+            target, source = (tuple(at(i) for i in x) for x in (dst_indices, found.src.indices))
+            return cp_async(Address(dst, target), Address(src, source), valid, width, found.src.policy)
 
         extents = [number_of(e) for e in self.loop.stops]
         return deal_runs(extents, width // src.dtype.itemsize, move, ctx)

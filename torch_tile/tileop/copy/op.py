@@ -38,7 +38,7 @@ from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
-POLICIES = (None, "evict_normal", "evict_first", "evict_last")  # of lines in the L2 cache
+POLICIES = (None, "evict_normal", "evict_first", "evict_last", "no_allocate")  # how caches keep lines that are read
 INSTRUCTIONS = (None, "tma", "cp_async", "sync")
 
 
@@ -69,9 +69,10 @@ class Copy(RegisteredOp):
 
         Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
 
-        The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
-        or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-        `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ.
+        The rest says how a GPU moves the data and changes no result. `eviction_policy` says how its caches keep what is
+        read from a tensor: "evict_normal", "evict_first" or "evict_last", or "no_allocate" for what is read once and
+        needs no room in the L1 cache. `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`,
+        `disable_tma`, `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ.
         """
         need_choice(cls.op_name, "prefer_instruction", prefer_instruction, INSTRUCTIONS)
         policy = policy_of(cls.op_name, eviction_policy)
@@ -159,6 +160,7 @@ class Copy(RegisteredOp):
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit ldmatrix or stmatrix where the fragment's layout allows it; else a parallel nest of wide moves."""
+        remark_on_policy(self, ctx)
         if self._is_of_each:
             return self._moves(of_each)
         if ldmatrix.refuses(self, ctx) is None:
@@ -172,10 +174,11 @@ class Copy(RegisteredOp):
 
     def _moves(self, nest: Callable[..., Stmt] = parallel) -> Stmt:
         """Build the nest that moves the elements, or one store for a single element."""
+        policy = self.eviction_policy or "" if self.src.buffer.scope == "global" else ""
 
         def move(point: tuple[Any, ...]) -> Stmt:
             """Build the move of one element."""
-            value = Load(self.src.buffer, spread(self.src, point))
+            value = Load(self.src.buffer, spread(self.src, point), policy)
             return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))
 
         extents = squeezed(self.dst)
@@ -188,9 +191,15 @@ class Copy(RegisteredOp):
 
 
 def policy_of(op: str, eviction_policy: str | None) -> str | None:
-    """Return the policy of the L2 cache that TileLang's name means; None is the normal policy."""
+    """Return the policy of caches that a name means; None is the normal policy."""
     need_choice(op, "eviction_policy", eviction_policy, POLICIES)
     return None if eviction_policy == "evict_normal" else eviction_policy
+
+
+def remark_on_policy(op: Copy, ctx: ThreadContext) -> None:
+    """Report a policy without effect to the author: that of a copy that reads no tensor."""
+    if op.eviction_policy and op.src.buffer.scope != "global":
+        ctx.build.remark(op.span, "T.copy", "without its eviction_policy", f"`{op.src.buffer.name}` is no tensor")
 
 
 def extend_head(head: Region, other: Region) -> Region:

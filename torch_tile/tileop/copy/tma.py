@@ -39,7 +39,7 @@ from torch_tile.tileop.base import (
     strides_of,
     tile_op,
 )
-from torch_tile.tileop.copy.op import Copy, policy_of
+from torch_tile.tileop.copy.op import Copy, policy_of, remark_on_policy
 from torch_tile.tileop.gemm.wgmma import panel_span
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
@@ -288,6 +288,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
     load = op if isinstance(op, TmaCopy) and op.barrier is not None else None
+    policy = op.eviction_policy if op.eviction_policy in bulk.POLICIES else ""  # no bulk copy takes room in L1
     bytes_ = math.prod(number_of(e) for e in sides.tensor.extents) * size
     if load is not None and load.share is not None:
         part = part_of(sides, load.shares, load.share)
@@ -308,13 +309,14 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
         else:
             assert load.barrier is not None
             signal = Address(load.barrier.buffer, load.barrier.indices)
-            moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or "", load.blocks))
+            moves.append(bulk.tma_load(there, map_, place, signal, policy, load.blocks))
     if load is not None and load.counts:
         assert load.barrier is not None
         moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
     elif load is None:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
     _remark(op, box, span, len(list(corners(extents, box))), ctx)
+    remark_on_policy(op, ctx)
     by = op.by if isinstance(op, TmaCopy) else 0
     return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
 
