@@ -262,7 +262,7 @@ def row_times_matrix(config: Config, spec: Spec) -> Any:
                 T.clear(parts)
                 for step in T.Pipelined(T.ceildiv(k, bk), num_stages=config.stages):
                     T.copy(a[bz, row, step * bk], a_tile)
-                    for j, c in T.Parallel(bn, bk):
+                    for j, c in T.Parallel(bn, bk, eviction_policy="no_allocate"):  # b is read once
                         parts[j, c] += T.cast(b[bz, bx * bn + j, step * bk + c], accum) * T.cast(a_tile[c], accum)
                 T.reduce_sum(parts, product, dim=1)
                 products.append(product)

@@ -75,7 +75,7 @@ class Fetched:
         """Begin to load the group of that number of each slice in a step. `col` is the first row of the weights."""
         words, *factors = self.groups[number]
         first = (step * len(self.groups) + number) * SLICES
-        for r, i in T.Parallel(*words.shape):
+        for r, i in T.Parallel(*words.shape, eviction_policy="no_allocate"):  # each is read once
             words[r, i] = self.given[0][col + r // SLICES, (first + r % SLICES) * self.words + i]
         for kind, source, found in zip(self.kinds, self.given[1:], factors, strict=True):
             if kind:

@@ -216,9 +216,9 @@ class Halves:
         """
         if is_first:
             T.clear(scores)
-        each = self.spec.latent // 2
+        each, factor = self.spec.latent // 2, None if self.spec.paged else 1  # unrolled is faster for pages alone
         tile, full = self.tiles[half], self.full[half]
-        for n in T.unroll(each // PANEL, unroll_factor=1):
+        for n in T.unroll(each // PANEL, unroll_factor=factor):
             T.mbarrier_wait_parity(full[n], iteration % 2)
             left = queries[0][:, half % 2 * each + n * PANEL : half % 2 * each + (n + 1) * PANEL]
             T.wgmma_gemm(left, tile[:, n * PANEL : (n + 1) * PANEL], scores, transpose_B=True)
