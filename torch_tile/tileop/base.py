@@ -269,14 +269,14 @@ def identity_of(op: str, dtype: dt.DType) -> Const:
     return const(dt.limits(dtype)[not lowest], dtype)
 
 
-def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
-    """Convert a scalar argument to `dtype`. Raises TileError for a float that is no whole number, as an integer."""
+def scalar(value: Any, op: str, buffer: Buffer) -> Expr:
+    """Convert a scalar argument of `op` to the dtype of `buffer`. Raises TileError for a fraction as an integer."""
     from torch_tile.ir.expr import cast, constant_to_store
 
-    given = constant_to_store(value, dtype, op)
-    if given.dtype.is_float and dtype.is_integer:
-        raise error("wrong_dtype_store", None, value=given.dtype, buffer=op, want=dtype)
-    return cast(given, dtype)
+    given = constant_to_store(value, buffer.dtype, op)
+    if given.dtype.is_float and buffer.dtype.is_integer:
+        raise error("wrong_dtype_store", None, value=given.dtype, buffer=buffer.name, want=buffer.dtype)
+    return cast(given, buffer.dtype)
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:
