@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import calls_back, names_parameters
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.arith_util import evaluate
@@ -291,7 +291,8 @@ class Profiler:
         """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)
-        result = reference(*copies)
+        with calls_back(f"the profiler calls reference(*inputs), with {_count(copies)}"):
+            result = reference(*copies)
         if result is None and all(_same_bits(a, b) for a, b in zip(args, copies, strict=True) if hasattr(a, "clone")):
             raise AssertionError("the reference returns nothing and writes nothing: let it return the expected tensors")
         expected = _listed(result, copies)

@@ -99,6 +99,7 @@ def both(x: Tensor, size: int) -> None:
     [
         ((X, (2,), X), "w is of type tuple; expected a tensor or None: leave it out, what is given behind it fits"),
         ((X, 2), "w is 2; expected a tensor or None: give None for w, as 2 fits count"),
+        ((X, "b"), "w is 'b'; expected a tensor or None: give it by name, name='b'"),
         ((2,), "x is 2; expected a tensor: torch.tensor(x)"),
         (([X, X],), "x is of type list; expected a tensor: x[0], or torch.stack(x)"),
         (([2.0], X, 3), "x is of type list; expected a tensor: torch.tensor(x)"),  # the rest is where it belongs

@@ -6,6 +6,7 @@ Functions of users that ours call get a note on their errors, which says how the
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
@@ -150,7 +151,7 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
                 return function(*args, **named)
             except (RuntimeError, TypeError, ValueError, IndexError) as problem:
                 called, _, said = str(problem).partition(": ")
-                if not called.startswith("tile.") and called not in _RENAMING:
+                if not called.startswith("tile.") and called not in _RENAMING - {name}:
                     raise
                 raise type(problem)(f"{name}: {places.sub(lambda at: names[at[0]], said)}") from None
 
@@ -288,10 +289,13 @@ def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]
 
     if all_fit(rest[1:], place) and not all_fit(rest[1:], place + 1):
         return ": leave it out, what is given behind it fits"
+    is_none = any(fits(None) for fits, _ in kinds[name])
     if all_fit(rest, place + 1):
-        is_none = any(fits(None) for fits, _ in kinds[name])
         missing = f"give None for {name}" if is_none else f"{name} is missing"
         return f": {missing}, as {shown(rest[0])} fits {names[place + 1]}"
+    if is_none and len(rest) == 1 and isinstance(rest[0], int | float | str):
+        fitting = (n for n in kinds if n not in names[: place + 1] and not any(refused([n], kinds, rest, {})))
+        return next((f": give it by name, {n}={shown(rest[0])}" for n in fitting), "")
     return ""
 
 
@@ -349,6 +353,8 @@ def _is_one(kind: type, value: object) -> bool:
 
 def _class(kind: type) -> str:
     """Return a class as messages name it."""
+    if issubclass(kind, enum.Enum):
+        return f"one of {', '.join(f'{kind.__name__}.{each}' for each in kind.__members__)}"
     if kind.__name__ in ("Mapping", "dict"):
         return "a dict"
     if kind.__name__ == "Tensor":

@@ -121,9 +121,14 @@ def _refuse_size(
         condition,
         lambda: (
             f"tile.{op}: {name} has size {tensor.shape[dim]} in dimension {dim} (shape {shape_of(tensor)}); "
-            f"expected {size}, {wanted}"
+            f"expected {size}, {wanted}{_transposed(name, tensor, dim, size)}"
         ),
     )
+
+
+def _transposed(name: str, tensor: torch.Tensor, dim: int, size: Size) -> str:
+    """Return what to write for a matrix whose other dimension has the size."""
+    return f": {name}.mT?" if tensor.dim() == 2 and tensor.shape[1 - dim] == size else ""
 
 
 def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wanted: str) -> None:
@@ -147,11 +152,17 @@ def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[S
     """Check that the tensor broadcasts to exactly `shape`. `of` names the tensor that has this shape."""
     wanted = lambda: (  # noqa: E731
         f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}{of and ', as '}{of}"
+        + (f": {name}[:, None, None]?" if _is_of_rows(tensor, shape) else "")
     )
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
         if not known_one(got):
             require(got == full, wanted)
+
+
+def _is_of_rows(mask: torch.Tensor, shape: Sequence[Size]) -> bool:
+    """Return whether a tensor has the first and the last of four dimensions, as masks of padding have."""
+    return len(shape) == 4 and mask.dim() == 2 and list(mask.shape) == [shape[0], shape[-1]]
 
 
 def known_one(size: Size) -> bool:

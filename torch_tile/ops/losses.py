@@ -44,6 +44,8 @@ def cross_entropy_loss(
         A scalar, or target's shape for "none", in float32 (float64 for float64), where torch rounds to input's dtype.
     """
     check_tensors("cross_entropy", input=input, target=target)
+    if target.is_floating_point() and not input.is_floating_point():
+        raise TypeError(f"cross_entropy: input has dtype {input.dtype}; expected floats: the input comes first")
     _check("cross_entropy", target, reduction)
     logits = input.movedim(1, -1) if input.dim() > 2 else input
     loss, _ = torch.ops.tile.cross_entropy(logits, target, weight, ignore_index, label_smoothing, z_loss)
