@@ -150,9 +150,8 @@ RULES = (
     Rule("attention.shared_sm_keys", "has_wgmma", (("causal", "==", 1),), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (), 384, _SHORT),
     # Whether blocks take a long tile and a short one, by pairs for each SM. The value counts last rounds by length.
-    # They take 5 % less time where one round or two are almost full.
-    # They take 1 to 3 % less in three to eight rounds.
-    # In sixteen rounds they take 1 to 3 % more.
+    # One or two rounds that are almost full take 5 % less time.
+    # Three to eight take 1 to 3 % less, sixteen 1 to 3 % more.
     Rule("attention.rounds_by_length", "has_wgmma", (("pairs", ">=", 0.9), ("pairs", "<=", 1)), 0, _PAIRS),
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", ">=", 2048), ("keys", "<=", 4096)), 1, _EVEN_PAIRS),
