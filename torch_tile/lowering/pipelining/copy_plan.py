@@ -85,7 +85,7 @@ def filling(node: Node) -> Filling | None:
         return None
     assert isinstance(node, For)
     buffers = IdMap((n.buffer, n.buffer) for n in find(node, Load))
-    return Filling(found.region, (found.src[0], *buffers.values()))
+    return Filling(found.region, (found.src.buffer, *buffers.values()))
 
 
 def filled(stmt: Stmt) -> Buffer:

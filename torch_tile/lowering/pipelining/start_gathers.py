@@ -71,7 +71,7 @@ def _repeated(loop: For | While) -> Stmt:
 def _gather(one: Stmt) -> Gather | None:
     """Return the gather of a statement that fills a shared tile with rows of global memory that a table names."""
     found = gather_of(one) if isinstance(one, For) else None
-    return found if found is not None and any(contains(index, Load) for index in found.src[1]) else None
+    return found if found is not None and any(contains(index, Load) for index in found.src.indices) else None
 
 
 def _place(one: Stmt, before: list[Stmt]) -> int:
