@@ -410,6 +410,9 @@ def _attentions() -> Iterator[Case]:
         yield Case(f"attention {name} d128 shifted", _attention(dtype, 128, lengths=(1000, 1024), causal=True))
         yield Case(f"attention {name} d80 ragged", _attention(dtype, 80, lengths=(333, 777)))
         yield Case(f"attention {name} grouped", _attention(dtype, 128, groups=4, causal=True))
+        if dtype in HALVES.values():
+            yield Case(f"attention {name} pairs of tiles", _attention(dtype, 128, (2048, 2048), causal=True, lse=False))
+            yield Case(f"attention {name} persistent", _attention(dtype, 128, (2304, 2304), 4, causal=True, lse=False))
         yield Case(f"attention {name} window", _attention(dtype, 128, causal=True, window=256))
         yield Case(f"attention {name} mask", _attention(dtype, 64, mask=torch.bool))
         yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
@@ -426,9 +429,8 @@ def _attentions() -> Iterator[Case]:
         yield Case(f"attention {name} cap window", _attention(dtype, 256, groups=2, causal=True, window=256, score=CAP))
         yield Case(f"attention {name} cap mask", _attention(dtype, 128, mask=torch.bool, score=CAP))
         yield Case(f"attention {name} slopes", _attention(dtype, 128, causal=True, score=SLOPES, aux=[(8, 1, 1)]))
-        yield Case(
-            f"attention {name} packed slopes", _attention(dtype, 128, (4, 8192), 8, score=SLOPES, aux=[(64, 1, 1)])
-        )
+        slopes = _attention(dtype, 128, (4, 8192), 8, score=SLOPES, aux=[(64, 1, 1)])
+        yield Case(f"attention {name} packed slopes", slopes)
         yield Case(f"attention {name} padding", _attention(dtype, 64, causal=True, score=HIDES, aux=[(2, 1, 1, 1024)]))
         for queries in (1, 8, 16):
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
@@ -439,15 +441,17 @@ def _attentions() -> Iterator[Case]:
 def _attention(
     dtype: torch.dtype, size: int, lengths: tuple[int, int] = (1024, 1024), groups: int = 1, causal: bool = False,
     window: int = 0, mask: torch.dtype | None = None, score: str = "", aux: Sequence[tuple[int, ...]] = (),
+    lse: bool = True,
 ) -> Callable[[Make], object]:  # fmt: skip
-    """Return a call of `attention` with 8 heads of `size` in a batch of 2."""
+    """Return a call of `attention` with 8 heads of `size` in a batch of 2. `lse` says whether it returns sums."""
 
     def call(make: Make) -> object:
         queries, keys = lengths
         q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
         operands = [make(shape, torch.float32) for shape in aux]
-        return attention.attention(q, k, v, bias, causal, None, window, keys - queries, operands, score)
+        given = q, k, v, bias, causal, None, window, keys - queries, operands, score
+        return attention.attention(*given, needs_lse=lse)
 
     return call
 
@@ -456,10 +460,9 @@ def _attention_backwards() -> Iterator[Case]:
     """Yield cases of `attention_backward`, as for `attention`."""
     for name, dtype in FLOATS.items():
         for size in (64, 128):
-            yield Case(f"attention_backward {name} d{size}", _attention_backward(dtype, (size, size)))
-            yield Case(
-                f"attention_backward {name} d{size} causal", _attention_backward(dtype, (size, size), causal=True)
-            )
+            for causal in (False, True):
+                call = _attention_backward(dtype, (size, size), causal=causal)
+                yield Case(f"attention_backward {name} d{size}" + " causal" * causal, call)
         for size in fused_backward.TILINGS if dtype.itemsize == 2 else ():
             yield Case(f"attention_backward {name} d{size} one kernel", partial(_fused_backward, dtype, size))
         yield Case(f"attention_backward {name} d192 d128", _attention_backward(dtype, (192, 128), causal=True))
@@ -469,16 +472,13 @@ def _attention_backwards() -> Iterator[Case]:
         yield Case(f"attention_backward {name} window", _attention_backward(dtype, (128, 128), causal=True, window=256))
         yield Case(f"attention_backward {name} mask", _attention_backward(dtype, (64, 64), mask=torch.bool))
         yield Case(f"attention_backward {name} bias", _attention_backward(dtype, (128, 128), mask=dtype))
-        yield Case(
-            f"attention_backward {name} learned bias", _attention_backward(dtype, (64, 64), mask=dtype, keep="mask")
-        )
+        learned = _attention_backward(dtype, (64, 64), mask=dtype, keep="mask")
+        yield Case(f"attention_backward {name} learned bias", learned)
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
             cap = _attention_backward(dtype, (size, size), groups=2, causal=True, score=CAP)
             yield Case(f"attention_backward {name} d{size} cap", cap)
-        yield Case(
-            f"attention_backward {name} cap window",
-            _attention_backward(dtype, (128, 128), causal=True, window=256, score=CAP),
-        )
+        near = _attention_backward(dtype, (128, 128), causal=True, window=256, score=CAP)
+        yield Case(f"attention_backward {name} cap window", near)
         slopes = _attention_backward(dtype, (128, 128), causal=True, score=SLOPES, aux=[(8, 1, 1)], keep="x0")
         yield Case(f"attention_backward {name} learned slopes", slopes)
         padded = _attention_backward(dtype, (64, 64), causal=True, score=HIDES, aux=[(2, 1, 1, 1024)])

@@ -54,6 +54,7 @@ NOT_MIRRORED = {
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "test_emulate.py": "tests emulate.py beside it, which runs the text of kernels for GPUs on the host",
     "diagnostics/test_mistakes.py": "tries the edits of programs that mistakes.py beside it makes",
+    "diagnostics/test_mistaken_calls.py": "tries the edits of calls that edited_calls.py makes",
     "lowering/sync/test_branch_barriers.py": "tests insert_barriers.py where only some threads of a block pass",
     "simulator/test_mutation.py": "tests mutation.py beside it, which takes orders out of kernels",
     "benchmarks": "tests benchmarks/, file for file",

@@ -161,6 +161,21 @@ def test_no_tangent_is_lost(way, square, kernel):
             FORWARD[way](f)
 
 
+def test_empty_batches(square, kernel):
+    """They have shapes and gradients, as torch's operators give them."""
+    nothing = torch.zeros(5, 0)
+    for f in (square, kernel):
+        assert vmap(f, in_dims=1, out_dims=1)(nothing).shape == (5, 0)
+    weight = torch.ones(5, requires_grad=True)
+    by_x, by_weight = grad(lambda x, w: vmap(lambda a: square(a) * square(w))(x).sum(), (0, 1))(nothing.T, weight)
+    assert by_x.shape == (0, 5) and torch.equal(by_weight, torch.zeros(5))
+    x = torch.zeros(0, 3, 4)
+    assert vmap(lambda a: torch.ops.tile.softmax(a, -1))(x).shape == (0, 3, 4)
+    q, k = torch.zeros(0, 2, 4, 7, 8), torch.randn(2, 2, 5, 8)
+    out, lse = vmap(torch.ops.tile.attention_lse, (0, None, None))(q, k, k)
+    assert out.shape == (0, 2, 4, 7, 8) and lse.shape == (0, 2, 4, 7)
+
+
 def test_batches_of_kernels_that_write_arguments():
     @T.prim_func
     def add(x: T.Tensor((5,), "float32"), y: T.Tensor((5,), "float32")):
@@ -172,5 +187,6 @@ def test_batches_of_kernels_that_write_arguments():
     x, y = torch.stack([X, 2 * X]), torch.zeros(2, 5)
     vmap(lambda a, b: (made(a, b), b)[1])(x, y)
     assert torch.equal(y, x)
+    assert vmap(lambda a, b: (made(a, b), b)[1])(x[:0], y[:0]).shape == (0, 5)
     with pytest.raises(ValueError, match="without a batch"):
         vmap(lambda a: (made(a, y[0]), a)[1])(x)

@@ -91,6 +91,33 @@ def test_a_compiled_kernel_is_one_node(backend):
     torch.testing.assert_close(run(x), (x + 1) * 6)
 
 
+@torch_tile.jit
+def split_eager(A):
+    n = T.const("n")
+    A: T.Tensor((2, n), "float32")
+    B, C = T.empty((n,), "float32"), T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+        for i in T.Parallel(128):
+            if bx * 128 + i < n:
+                B[bx * 128 + i] = A[0, bx * 128 + i]
+                C[bx * 128 + i] = A[1, bx * 128 + i]
+    return B, C
+
+
+@pytest.mark.parametrize("style", ["lazy", "eager"])
+@pytest.mark.parametrize("way", ["call", "graph", "vmap"])
+def test_several_results_are_a_list(way, style):
+    kernel, x = split() if style == "lazy" else split_eager, torch.randn(2, 130)
+    if way == "call":
+        found, want = kernel(x), [x[0], x[1]]
+    elif way == "graph":
+        found, want = torch.compile(lambda x: kernel(x + 1), fullgraph=True, backend="eager")(x), [x[0] + 1, x[1] + 1]
+    else:
+        found, want = torch.vmap(kernel)(x[None]), [x[:1], x[1:]]
+    assert type(found) is list and len(found) == 2
+    torch.testing.assert_close(found, want)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_kernel_is_made_while_the_graph_is_traced(backend):
     run = torch.compile(lambda x: scaled(x.shape[0], 3.0)(x) - 1, fullgraph=True, dynamic=False, backend=backend)

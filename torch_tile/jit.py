@@ -62,7 +62,15 @@ from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
 from torch_tile.tileop.results import unwritten_results, writes_nothing
 from torch_tile.tolerance import tolerant
-from torch_tile.user_op import assume_constant_result, from_dynamo_key, keep, keep_operator, kept, register_for_dynamo
+from torch_tile.user_op import (
+    assume_constant_result,
+    from_dynamo_key,
+    keep,
+    keep_operator,
+    kept,
+    register_for_dynamo,
+    results_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from torch_tile.codegen.sources import Entry
@@ -505,7 +513,8 @@ class JITFunction:
                 passed.append(value)
             else:
                 known.append((name, value))
-        return getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(reads), tuple(known)))(*passed)
+        operator = getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(reads), tuple(known)))
+        return results_of(operator(*passed))
 
     def kernel_for_traced_call(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
         """Return the kernel of an eager call in a traced graph; (dtype, shape, strides, device) stands for a tensor."""

@@ -20,7 +20,7 @@ from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
-from torch_tile.user_op import is_transformed, keep_operator, kept, refuse_gradients, register_for_dynamo
+from torch_tile.user_op import is_transformed, keep_operator, kept, refuse_gradients, register_for_dynamo, results_of
 
 if TYPE_CHECKING:
     from torch_tile.compiler.line_times import LineTimes
@@ -89,10 +89,10 @@ class JITKernel(metaclass=Compiled):
         raise missing_attribute(self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`; return the results that the kernel allocates."""
+        """Run on `args`; return the result that the kernel allocates, or a list if there are several."""
         if _torch is not None:
             if _torch.compiler.is_dynamo_compiling() or is_transformed(_torch):
-                return getattr(kept, keep_operator(self.dynamo_key))(*args, **named)
+                return results_of(getattr(kept, keep_operator(self.dynamo_key))(*args, **named))
             if _torch.is_grad_enabled():
                 refuse_gradients(self, args)
         return self.run(*args, **named)
@@ -132,6 +132,7 @@ class JITKernel(metaclass=Compiled):
         """Return the traced kernel, by TileLang's name."""
         return self.program
 
+    @names_parameters
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """Run the kernel, or `func`, once on inputs that the profiler makes."""
         return self.get_profiler().run_once(func)
@@ -165,6 +166,7 @@ class JITKernel(metaclass=Compiled):
         """Return the kernel in the language, as traced."""
         return repr(self.program)
 
+    @names_parameters
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return the generated C++ or CUDA C++."""
         return self.source
@@ -173,10 +175,14 @@ class JITKernel(metaclass=Compiled):
         """Return the generated C++; torch_tile has no other host code for a kernel."""
         return self.source
 
+    @names_parameters
     def show_source(self, which: str = "kernel") -> None:
-        """Print the generated C++."""
+        """Print the generated C++. `which` is TileLang's, "kernel", "host" or "both", and changes nothing."""
+        if which not in ("kernel", "host", "both"):
+            raise ValueError(f"show_source: which is {which!r}; expected 'kernel', 'host' or 'both'")
         print(self.source)
 
+    @names_parameters
     def print_source_code(self, which: str = "kernel", file: str | Path | None = None) -> None:
         """Print the generated C++, or write it to a file."""
         if file is None:
@@ -189,6 +195,7 @@ class JITKernel(metaclass=Compiled):
         """Write the generated C++ to a file."""
         Path(kernel_path).write_text(self.source)
 
+    @names_parameters
     def export_cubin(self, path: str | Path) -> None:
         """Write the machine code of a CUDA kernel to a file, for the tools of the CUDA toolkit."""
         if self.cubin is None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.arguments import names_parameters
+from torch_tile.diagnostics.arguments import calls_back, names_parameters
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.ir.arith_util import evaluate
@@ -241,10 +241,12 @@ class Profiler:
             lambda: run(*args), warmup, rep, return_mode, backend, fast_flush, quantiles, n_warmup, n_repeat
         )  # fmt: skip
 
+    @names_parameters
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """Run once on fresh inputs."""
         return (func or self.kernel)(*self.inputs())
 
+    @names_parameters
     def assert_allclose(
         self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
         input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01,
@@ -256,6 +258,7 @@ class Profiler:
         for a, b in zip(got, expected, strict=True):
             compare(a, b, atol, rtol, max_mismatched_ratio)
 
+    @names_parameters
     def manual_assert_close(
         self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[Any, Any], object] | None = None,
@@ -269,6 +272,7 @@ class Profiler:
         results = [x[0] if len(x) == 1 else x for x in self._both(reference, input_tensors)]
         manual_check_prog(*results)
 
+    @names_parameters
     def assert_consistent(self, repeat: int = 10) -> None:
         """Raise AssertionError unless the same inputs give the same bits `repeat` times."""
         args = self.inputs()
@@ -287,7 +291,8 @@ class Profiler:
         """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)
-        result = reference(*copies)
+        with calls_back(f"the profiler calls reference(*inputs), with {_count(copies)}"):
+            result = reference(*copies)
         if result is None and all(_same_bits(a, b) for a, b in zip(args, copies, strict=True) if hasattr(a, "clone")):
             raise AssertionError("the reference returns nothing and writes nothing: let it return the expected tensors")
         expected = _listed(result, copies)

@@ -117,6 +117,7 @@ def entry_by_entry(op: Any, changed: Sequence[int], batch: Any, dims: Any, *args
     """Call an operator for each entry of a batch of torch.func.vmap, on dense copies of what it does not change.
 
     `changed` are the positions of arguments that it writes; `dims` says along which dimension each argument is batched.
+    An empty batch is called for one entry of zeros, whose results give shapes and gradients alone.
     """
     if any(dims[n] is None for n in changed):
         raise ValueError(
@@ -127,13 +128,18 @@ def entry_by_entry(op: Any, changed: Sequence[int], batch: Any, dims: Any, *args
     def entry(number: int, arg: Any, dim: Any, writes: bool) -> Any:
         if isinstance(dim, list | tuple):
             return [entry(number, x, d, writes) for x, d in zip(arg, dim, strict=True)]
-        part = arg if dim is None else arg.select(dim, number)
-        return part if dim is None or writes else part.contiguous()
+        if dim is None:
+            return arg
+        if not batch.batch_size:
+            return torch.cat([arg.movedim(dim, 0), arg.new_zeros(1, *arg.movedim(dim, 0).shape[1:])])[0]
+        part = arg.select(dim, number)
+        return part if writes else part.contiguous()
 
     given = [(arg, dim, n in changed) for n, (arg, dim) in enumerate(zip(args, dims, strict=True))]
-    calls = [op(*(entry(number, *each) for each in given)) for number in range(batch.batch_size)]
+    calls = [op(*(entry(number, *each) for each in given)) for number in range(max(1, batch.batch_size))]
     if calls[0] is None:
         return None, None
     if isinstance(calls[0], tuple):
-        return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
-    return torch.stack(calls), 0
+        joined = tuple(torch.stack(each)[: batch.batch_size] for each in zip(*calls, strict=True))
+        return joined, (0,) * len(joined)
+    return torch.stack(calls)[: batch.batch_size], 0

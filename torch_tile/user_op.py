@@ -128,6 +128,11 @@ def keep_operator(key: str) -> str:
         return keep(found)
 
 
+def results_of(made: Any) -> Any:
+    """Return the results of an operator as a call of its kernel does: several as a list."""
+    return list(made) if isinstance(made, tuple) else made
+
+
 def written_params(program: Program) -> set[int]:
     """Return the positions of the tensor parameters that a lowered program's kernels may write."""
     from torch_tile.codegen.cuda import written_buffers  # not before: kernels found on disk need no generator

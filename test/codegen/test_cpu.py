@@ -217,7 +217,7 @@ for (int64_t i = 0; i < 8; ++i) {
   x[i] = 3.0f;
 }
 for (int64_t k = 0; k < 8; ++k) {
-  x[-k + 7] = k == 0 ? x[7] : x[-k + 8] + x[-k + 7];
+  x[-k + 7] = k > 0 ? x[-k + 8] + x[-k + 7] : x[7];
 }
 #pragma omp simd
 for (int64_t i = 0; i < 8; ++i) {

@@ -51,6 +51,13 @@ def test_every_kernel_has_a_case():
     assert len(known) > 50 and not {f"{f.__module__}.{f.__name__}" for f in known - launched}
 
 
+@pytest.mark.parametrize(("case", "field"), [("pairs of tiles", "paired"), ("persistent", "persistent")])
+def test_cases_take_the_kernels_that_they_name(case, field):
+    """Only calls without a log-sum-exp do."""
+    (launch,) = launches(CASES[f"attention fp16 {case}"], CHIPS["sm_90a"])
+    assert getattr(launch.choice[0], field)
+
+
 def refuse_overlaps(launch):
     """A GPU refuses a tensor that a kernel takes for constant, and that shares memory with one that it writes."""
     tensors = [x for x in launch.args if isinstance(x, torch.Tensor)]

@@ -165,7 +165,7 @@ def sensitivity(function, inputs, want, precision, generator):
 
 
 def as_tuple(found):
-    return found if isinstance(found, tuple) else (found,)
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
 
 
 def misses(got, function, inputs, dtype, generator):

@@ -427,12 +427,14 @@ class Program:
                         if kind != "value" or indices:
                             yield self.put(kind, argument, edit.format(text), text, last)
                 continue
+            is_value = isinstance(argument, ast.Subscript | ast.BinOp | ast.Compare) or is_fraction(argument)
             for wrong in ('"text"', "None", "[1, 2]", "2.5", "len", "torch.ones(2)"):
-                if wrong != text:
+                if wrong != text and not (is_value and wrong == "2.5"):  # which is a valid value, too
                     yield self.put("type", argument, wrong, last, wrong.strip('"'), *words[:1])
         for keyword in call.keywords:
+            is_value = is_fraction(keyword.value) or keyword.arg in ("warmup", "rep")
             if not (isinstance(keyword.value, ast.List)):
-                for wrong in ('"text"', "[1, 2]", "2.5", "len", "torch.ones(2)"):
+                for wrong in ('"text"', "[1, 2]", "len", "torch.ones(2)", *(() if is_value else ("2.5",))):
                     yield self.put("type", keyword.value, wrong, keyword.arg, last)
         for value in (*args, *(k.value for k in call.keywords)):
             for part in value.elts if isinstance(value, ast.Tuple | ast.List) else (value,):
@@ -514,6 +516,11 @@ class Program:
         if isinstance(node, ast.Return) and node.value:
             yield self.put("missing step", node, "return", *words)
             yield self.put("type", node.value, f"{self.source(node.value)}[0]", *words)
+
+
+def is_fraction(node: ast.expr) -> bool:
+    """Return whether an argument is a number that need not be whole."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
 
 
 def reads(line: str, before: str) -> bool:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 import torch_tile.nn.functional
 import torch_tile.ops
-from torch_tile.diagnostics.arguments import calls_back, can_take, explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import (
+    Count,
+    FloatDtype,
+    Size,
+    calls_back,
+    can_take,
+    explains_misfits,
+    names_parameters,
+    renames,
+)
 from torch_tile.nn import Attention
 
 
@@ -90,7 +99,9 @@ def both(x: Tensor, size: int) -> None:
     [
         ((X, (2,), X), "w is of type tuple; expected a tensor or None: leave it out, what is given behind it fits"),
         ((X, 2), "w is 2; expected a tensor or None: give None for w, as 2 fits count"),
+        ((X, "b"), "w is 'b'; expected a tensor or None: give it by name, name='b'"),
         ((2,), "x is 2; expected a tensor: torch.tensor(x)"),
+        (([X, X],), "x is of type list; expected a tensor: x[0], or torch.stack(x)"),
         (([2.0], X, 3), "x is of type list; expected a tensor: torch.tensor(x)"),  # the rest is where it belongs
         ((X, None, "a", X), "count is 'a'; expected an integer"),
     ],
@@ -148,6 +159,60 @@ def test_notes_on_functions_of_users() -> None:
 def test_can_take() -> None:
     assert can_take(lambda a, b=1: a, 1) and can_take(print, 5)
     assert not can_take(lambda: 0, 1) and not can_take(3, 0)
+
+
+@renames(q="query", lengths="seq_lens", **{"bs[0]": "words"})
+def inner(text: str) -> None:
+    raise ValueError(text)
+
+
+@renames("outer", query="x")
+def outer(text: str) -> None:
+    inner(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "named_by_inner", "named_by_outer"),
+    [
+        ("tile.op: q has 2 rows, as q", "inner: query has 2 rows, as query", "outer: x has 2 rows, as x"),
+        ("tile.op: k has q's rows: no q", "inner: k has query's rows: no q", "outer: k has x's rows: no q"),
+        ("tile.op: bs[0] and all_lengths", "inner: words and all_lengths", "outer: words and all_lengths"),
+        ("tile.op: lengths holds -1", "inner: seq_lens holds -1", "outer: seq_lens holds -1"),
+        ("zeros: q is negative", "zeros: q is negative", "zeros: q is negative"),
+    ],
+)
+def test_errors_of_operators_name_the_arguments_of_the_caller(said, named_by_inner, named_by_outer) -> None:
+    for function, named in ((inner, named_by_inner), (outer, named_by_outer)):
+        with pytest.raises(ValueError) as told:
+            function(said)
+        assert str(told.value) == named
+
+
+@names_parameters
+def sized(pages: Size = 0, heads: Count | None = None, dtype: FloatDtype | None = None) -> str:
+    return "ran"
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"pages": 0}, {"pages": np.int64(3), "heads": 1}, {"dtype": torch.bfloat16}], ids=str
+)
+def test_sizes_and_dtypes_that_fit(named) -> None:
+    assert sized(**named) == "ran"
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ({"pages": -1}, "pages is -1; expected an integer of at least 0"),
+        ({"heads": 0}, "heads is 0; expected an integer of at least 1 or None"),
+        ({"heads": True}, "heads is True; expected an integer of at least 1 or None"),
+        ({"dtype": torch.int64}, "expected a torch.dtype of floats or None"),
+    ],
+    ids=str,
+)
+def test_sizes_and_dtypes_that_do_not(named, text) -> None:
+    with pytest.raises(TypeError, match=text):
+        sized(**named)
 
 
 @pytest.mark.parametrize("make", [lambda x: x[0], lambda x: x[..., :-1], lambda x: x.to("meta"), lambda x: x.bool()])

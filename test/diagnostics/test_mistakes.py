@@ -13,7 +13,7 @@ MAKER = Path(__file__).with_name("mistakes.py")
 # Other kinds may give a valid program: another size, an argument that has a default, a tile of another dtype.
 NEVER_VALID = {"name", "wrong idiom", "type"}
 # Edits of these kinds that are valid: an argument is left out, a shape written as a list, T.const's name changed.
-VALID = ("-> 'None'", "-> '[1, 2]'", """'"N"' -> '"text"'""")
+VALID = ("-> 'None'", "-> '[1, 2]'", """'"N"' -> '"text"'""", """'"n"' -> '"text"'""")
 # Errors that are not ours: torch's own layers and models, and Python's parser of command lines.
 OF_TORCH = {"replace_layers", "explain", "backend", "cli", "layers", "attention_layer", "quantized_layer", "norm_layer"}
 # Each reads elements where an index of the author's points; on CPUs such kernels are not checked.
@@ -33,13 +33,15 @@ def faults_of(one: dict) -> str:
     if not found["error"]:
         is_valid = one["edit"].endswith(VALID)
         return "" if text or one["kind"] not in NEVER_VALID or is_valid else "is silent"
-    known = {word for part in (*one["words"], line, one["edit"]) for word in re.findall(r"\w+", part)}
+    own = re.findall(r"def (\w+)", one["text"])
+    known = {word for part in (*one["words"], *own, line, one["edit"]) for word in re.findall(r"\w+", part)}
     is_named, is_here = bool(known & set(re.findall(r"\w+", text))), one["line"] in found["frames"] + found["lines"]
     if found["from"] == "the author":
         return "" if is_here or is_named else "points elsewhere"
-    if found["from"] == "elsewhere" and not re.match(r"\n(error|warning)\[|tile\.|\w+: ", text):
+    if found["from"] == "elsewhere" and not re.match(r"\n(error|warning)\[|tile\.|\w+: |torch_tile_kernels::", text):
         return "" if one["place"] in OF_TORCH else "is Python's or torch's own error, from within"
-    is_named |= is_here and bool(re.search(r"argument:? [`']\w+|^[\w.]+: \w+ ", text))  # by the parameter's name
+    # By the parameter's name.
+    is_named |= is_here and bool(re.search(r"argument:? [`']\w+|^[\w.]+: \w+ |its parameters are", text))
     return "" if is_named or cell in OTHER_NAMES else "names nothing of the line"
 
 

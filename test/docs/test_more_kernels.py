@@ -18,7 +18,7 @@ def run(request):
     def call(kernel, *args, **sizes):
         if request.param == "cpu":
             out = kernel(*args, **sizes)
-            return out if isinstance(out, tuple) else (out,)
+            return out if isinstance(out, list) else (out,)
         findings = kernel.on(request.param).compile(*args, **sizes).interpret(*args)
         assert not findings, findings.report()
         return findings.outputs

@@ -22,6 +22,11 @@ WARNINGS = {
     "iteration_race",
     "swapped_indices",
     "outside",
+    "one_starts",
+    "no_schedule",
+    "float_to_bool",
+    "unread_write",
+    "missing_index",
 }
 
 

@@ -114,6 +114,15 @@ def index_divided_by_zero():
     kernel_of(body, dtype="int32")
 
 
+def shifted_float():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A[0] = A[1] << 1  # here
+
+    torch_tile.compile(kernel)
+
+
 def shifted_back():
     def body(A, C):
         for i in T.Parallel(64):
@@ -272,6 +281,7 @@ CASES = {
     beyond_the_mbarriers: ("out_of_bounds", "(2)"),
     divided_by_zero: ("bad_operand", "divide by another number"),
     index_divided_by_zero: ("bad_operand", "divide by another number"),
+    shifted_float: ("bad_operand", "use numbers"),
     shifted_back: ("bad_operand", ">> to the right"),
     half_added_to_integers: ("wrong_dtype_store", "T.cast(value, int32)"),
     half_filled: ("wrong_dtype_store", "T.cast(value, int32)"),

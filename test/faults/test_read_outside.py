@@ -2,10 +2,12 @@
 """A kernel is compiled for what its function reads from outside: a change between two calls reaches the second."""
 
 import collections
+import contextvars
 import dataclasses
 import functools
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -21,6 +23,9 @@ class Config:
     @staticmethod
     def scaled(value):
         return value * NUMBER
+
+    def by_factor(self, value):
+        return value * self.factor
 
 
 class Slots:
@@ -94,6 +99,10 @@ HOLDERS = [  # of an object that changes
 ]  # fmt: skip
 SLOTS, DERIVED, EQUAL, NAMESPACE = Slots(), Derived(), Equal(), types.SimpleNamespace(inner=Config())
 TENSOR = torch.tensor(1.0)
+HELD = Config()
+REFERENCE, PROXY, METHOD = weakref.ref(HELD), weakref.proxy(HELD), weakref.WeakMethod(HELD.by_factor)
+WEAK = weakref.WeakValueDictionary(a=HELD)
+LOCAL, CONTEXT = threading.local(), contextvars.ContextVar("CONTEXT", default=1.0)
 
 
 def helper(value):
@@ -102,6 +111,13 @@ def helper(value):
 
 def with_default(value, by=[1.0]):  # noqa: B006
     return value * by[0]
+
+
+def times(by, value, and_by=(1.0,)):
+    return value * by * and_by[0]
+
+
+PARTIAL = functools.partial(times, 1.0, and_by=LIST)
 
 
 def of_attribute(name):
@@ -114,6 +130,16 @@ def by_item(holder):
 
 def by_method(holder):
     return lambda value: holder.scaled(value)
+
+
+def by_call(function):
+    return lambda value: function(value)
+
+
+def another_reference(factor):
+    HELD.another = Config()
+    HELD.another.factor = factor
+    set_global("REFERENCE", weakref.ref(HELD.another))
 
 
 by_factor, by_number = of_attribute("factor"), of_attribute("number")
@@ -178,6 +204,20 @@ READS = {
     "what a macro's helper reads": (lambda v: macro(v), lambda to: set_global("NUMBER", to)),
     "what a wrapper reads": (lambda v: decorated(v), lambda to: LIST.__setitem__(0, to)),
     "what a wrapped function reads": (lambda v: decorated(v), lambda to: set_global("NUMBER", to)),
+    "attributes of a Tensor": (by_factor(TENSOR), lambda to: setattr(TENSOR, "factor", to)),
+    "attributes of a Parameter": (lambda v: v * LAYER.weight.factor, lambda to: setattr(LAYER.weight, "factor", to)),
+    "attributes of a partial": (lambda v: PARTIAL(v) * PARTIAL.factor, lambda to: setattr(PARTIAL, "factor", to)),
+    "what a partial holds": (lambda v: PARTIAL(v), lambda to: LIST.__setitem__(0, to)),
+    "another partial": (lambda v: PARTIAL(v), lambda to: set_global("PARTIAL", functools.partial(times, to))),
+    "what a partial's function reads": (by_call(functools.partial(decorated)), lambda to: set_global("NUMBER", to)),
+    "an object behind a weak reference": (lambda v: v * REFERENCE().factor, lambda to: setattr(HELD, "factor", to)),
+    "another weak reference": (lambda v: v * REFERENCE().factor, another_reference),
+    "an object behind a proxy": (by_factor(PROXY), lambda to: setattr(HELD, "factor", to)),
+    "the class behind a proxy": (by_factor(weakref.proxy(DERIVED)), lambda to: setattr(Config, "factor", to)),
+    "an object behind a weak method": (lambda v: METHOD()(v), lambda to: setattr(HELD, "factor", to)),
+    "an object in a weak dict": (by_item(WEAK), lambda to: setattr(HELD, "factor", to)),
+    "attributes of a thread": (by_factor(LOCAL), lambda to: setattr(LOCAL, "factor", to)),
+    "a context's variable": (lambda v: v * CONTEXT.get(), lambda to: CONTEXT.set(to)),
     "options of a layer": (lambda v: v * LAYER.eps, lambda to: setattr(LAYER, "eps", to)),
     **{
         f"an object in a {type(each).__name__}": (by_item(each), lambda to: setattr(OBJECT, "factor", to))
@@ -192,13 +232,14 @@ READS = {
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    for name in ("NUMBER", "helper"):
+    for name in ("NUMBER", "helper", "PARTIAL", "REFERENCE"):
         monkeypatch.setitem(globals(), name, globals()[name])
     monkeypatch.setitem(globals(), "TABLE", {"a": [1.0]})
     monkeypatch.setattr(Config, "factor", 1.0)
     helper.factor = SLOTS.factor = with_default.__defaults__[0][0] = 1.0
-    for holder in (OBJECT, MODULE.inner, EQUAL, NAMESPACE.inner, *BUILT_IN):
-        monkeypatch.setattr(holder, "factor", 1.0)
+    for holder in (OBJECT, MODULE.inner, EQUAL, NAMESPACE.inner, HELD, PARTIAL, TENSOR, LAYER.weight, LOCAL, *BUILT_IN):
+        monkeypatch.setattr(holder, "factor", 1.0, raising=False)
+    CONTEXT.set(1.0)
     LIST[0] = 1.0
     TENSOR.fill_(1.0)
     monkeypatch.setattr(LAYER, "eps", 1.0)
@@ -257,7 +298,8 @@ def test_a_change_between_two_calls(read):
         change(1.0)
 
 
-UNGUARDED = "tensor", "ndarray", "dict_values"  # Dynamo guards none of what these hold
+UNGUARDED = ("tensor", "ndarray", "dict_values",  # Dynamo guards none of what these hold, or does not know them
+             "of a partial", "class behind", "weak method", "weak dict", "context")  # fmt: skip
 
 
 @pytest.mark.parametrize("read", [name for name in READS if not any(each in name for each in UNGUARDED)])

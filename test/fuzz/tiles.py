@@ -450,7 +450,8 @@ class Tiles(Choices):
             terms.append((f"{a.name}[{', '.join(got)}]", f"at({a.name}, {', '.join(got)})", a))
             bound += a.bound
         if not terms:
-            terms, bound = [(f"({' + '.join(names)}) % 5",) * 2 + (None,)], 4
+            bound = min(4, EXACT[b.dtype])
+            terms = [(f"({' + '.join(names)}) % {bound + 1}",) * 2 + (None,)]
         to = "float64" if b.is_float else "int64"
         text = " + ".join(f"T.cast({t}, {b.dtype!r})" for t, *_ in terms)
         reference = " + ".join(f"({r}).to(torch.{to})" for _, r, _ in terms)

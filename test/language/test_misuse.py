@@ -73,7 +73,9 @@ FOREIGN_KEYWORDS = (
     ("Pipelined", "unroll", "leave it out"),
     ("alloc_shared", "init", "T.clear(tile)"),
     ("reduce_sum", "keepdim", "(m, 1) keeps the dimension"),
+    ("reduce_max", "keep_dims", "(m, 1) keeps the dimension"),
     ("reduce_max", "dtype", "dtype of the result"),
+    ("atomic_add", "mask", "`if condition:`"),
     ("fill", "dtype", "T.alloc_"),
 )
 
@@ -83,6 +85,20 @@ def test_keywords_of_other_languages_have_advice(function: str, keyword: str, ad
     text = f"{function}() got an unexpected keyword argument {keyword!r}"
     found = misuse.bad_call(function, getattr(T, function), text, None)
     assert found.code == "unknown_keyword" and advice in str(found), found
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("argmax", "arg_max", "reduce_argmax"), "T.reduce_max(src"),
+        (("argmin", "reduce_argmin"), "T.reduce_min(src"),
+        (("atomic_cas", "atomicCAS", "atomic_compare_exchange", "atomic_cmpxchg"), "no compare-and-swap"),
+        (("atomic_xchg", "atomicExch", "atomic_exchange", "atomic_swap"), "T.atomic_store writes"),
+    ],
+)
+def test_spellings_of_one_absent_operation_have_its_advice(names: tuple[str, ...], advice: str) -> None:
+    for name in names:
+        assert name not in HERE and advice in instead(name)
 
 
 def test_advice_is_for_keywords_that_no_function_has() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers in the author's hands: sizes, indices, slices; and the types that values take."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -334,3 +336,30 @@ def test_fields_of_narrow_integers_are_joined(way):
     c = torch.zeros(64, dtype=torch.uint32)
     way(kernel, a.to(torch.uint16), b.to(torch.uint8), c)
     assert torch.equal(c.view(torch.int32), ((a << 20) | (b << 12) | (a >> 4)).to(torch.uint32).view(torch.int32))
+
+
+STORES = {
+    "too few": (lambda y, x, i: y.__setitem__(i, x[i] * 2), True),
+    "an element": (lambda y, x, i: y.__setitem__(i, x[i]), True),
+    "in all": (lambda y, x, i: y.__setitem__((i, 0), x[i]), False),
+    "a slice": (lambda y, x, i: y.__setitem__((i, slice(None)), x[i] * 2), False),
+    "an ellipsis": (lambda y, x, i: y.__setitem__((i, ...), x[i] * 2), False),
+    "a number": (lambda y, x, i: y.__setitem__(i, 0.0), False),
+    "a row": (lambda y, x, i: y.__setitem__(i, y[i + 1]), False),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_values_stored_by_too_few_indices_are_warned_of(store):
+    write, is_warned = STORES[store]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        @T.prim_func
+        def kernel(x: T.Tensor((8,), "float32"), y: T.Tensor((8, 4), "float32")):
+            with T.Kernel(1, threads=32) as _:
+                for i in T.serial(7):
+                    write(y, x, i)
+
+    found = [str(each.message) for each in caught if "[missing_index]" in str(each.message)]
+    assert len(found) == is_warned and all("`y[i]`, 1 of 2" in text for text in found)

@@ -112,3 +112,14 @@ def test_a_cache_by_a_third_name_is_refused(kind: str) -> None:
         layer(x, rope, position_ids=torch.arange(3), use_cache=None, settings={"a": 1})
         with pytest.raises(TypeError, match=r"kv_cache= looks like a cache.*cache="):
             layer(x, rope, kv_cache=Cache())
+
+
+@pytest.mark.parametrize("layer", [Attention(32, 2), MLAAttention(32, 2)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "name, meant",
+    [("attentin_mask", "attention_mask"), ("past_key_value", "past_key_values"), ("attn_mask", "attention")],
+)
+def test_keywords_that_nearly_are_arguments_are_not_ignored(layer, name, meant) -> None:
+    x = torch.ones(1, 3, 32)
+    with pytest.raises(TypeError, match=f"{name}= would be ignored.*{meant}"):
+        layer(x, (torch.ones(1, 3, 64), torch.ones(1, 3, 64)), **{name: torch.ones(1, 1, 3, 3)})

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile import nn
-from torch_tile.nn import GatedMLP, Linear
+from torch_tile.nn import GatedMLP, Linear, linear
 
 REFERENCE = {
     "none": lambda x: x,
@@ -29,6 +29,14 @@ def test_agrees_with_nn_linear(activation: str, bias: bool, seed: int) -> None:
     exact = REFERENCE[activation](stock.double()(x.double()))
     torch.testing.assert_close(ours(x).double(), exact, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours(x, residual).double(), exact + residual, rtol=1e-4, atol=1e-5)
+
+
+def test_each_activation_has_its_own_function() -> None:
+    """Layers with adapters compute by these; only "none" is the identity."""
+    x = torch.randn(9, 5)
+    for name, function in REFERENCE.items():
+        torch.testing.assert_close(linear.FUNCTIONS[name](x), function(x))
+    assert set(linear.FUNCTIONS) == set(REFERENCE)
 
 
 def test_gradients_reach_parameters(seed: int) -> None:

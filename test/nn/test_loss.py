@@ -62,10 +62,10 @@ def test_targets_that_are_no_class_are_named(strange: int, generator: torch.Gene
     target = torch.randint(7, (5,), generator=generator)
     target[3] = strange
     message = rf"target holds {strange}, which is no class; expected 0 to 6, or ignore_index \(-100\)"
-    with pytest.raises(IndexError, match=rf"tile.cross_entropy: {message}"):
+    with pytest.raises(IndexError, match=rf"cross_entropy: {message}"):
         tnn.cross_entropy(logits, target)
     weight = torch.randn(7, 4, generator=generator, requires_grad=True)
     hidden = torch.randn(5, 4, generator=generator)
-    with pytest.raises(IndexError, match=rf"tile.linear_cross_entropy\w*: {message}"):
+    with pytest.raises(IndexError, match=rf"linear_cross_entropy: {message}"):
         tnn.linear_cross_entropy(hidden, weight, target)
     assert tnn.cross_entropy(logits, target, ignore_index=strange).isfinite()

@@ -22,6 +22,8 @@ def test_a_convolution_in_parts(seed):
     steps = [scans.causal_conv1d_update(x[:, :, t], state, weight, bias, "silu") for t in range(7)]
     steps += [scans.causal_conv1d_update(x[:, :, 7:], state, weight, bias, "silu")]
     torch.testing.assert_close(torch.cat([torch.stack(steps[:7], 2), steps[7]], 2), want)
+    nothing = scans.causal_conv1d_update(x[:, :, 9:], state, weight, bias, "silu")
+    assert nothing.shape == (2, 5, 0)
     assert kept is state
     torch.testing.assert_close(state, x[:, :, -4:])
 

@@ -208,7 +208,8 @@ class AutotunedFunction:
             if name not in self.names and name != "pass_configs":
                 near = nearest(name, self.names)
                 why = f"have `{name}`, which is no argument of {self.__name__}"
-                fix = f"did you mean `{near}`?" if near else f"its arguments are {', '.join(self.names)}"
+                fix = f"its arguments are {', '.join(self.names)}: give it one more, `{name}`, or leave that out"
+                fix = f"did you mean `{near}`?" if near else fix
                 raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
 
     def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:

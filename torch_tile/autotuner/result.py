@@ -220,7 +220,10 @@ def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None)
 
 @dataclass
 class Candidate:
-    """One configuration during a search. `note` says why it is out, "" while it is in; `failure` at which line."""
+    """One configuration that a search tries, with what the search learns of it.
+
+    `note` says why the search left it out, "" while it did not; `failure` names the line.
+    """
 
     config: Config
     function: JITFunction

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import torch_tile.language as T
 from torch_tile.autotuner.machine import num_sms_of
@@ -15,12 +15,22 @@ from torch_tile.carver.arch import TileDevice, get_arch
 from torch_tile.carver.roller.hint import Hint
 from torch_tile.carver.roller.rasterization import NoRasterization, Rasterization2DRow
 from torch_tile.compiler.cost_model import estimate
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.language.program import PrimFunc
 
 WARP_TILES = (16, 32, 64)
+K = TypeVar("K")
 PANEL = 8  # blocks that a panel of a large product has
+
+
+@dataclass_transform(field_specifiers=(field,))
+def template(kind: type[K]) -> type[K]:
+    """Make a dataclass that checks its arguments."""
+    made: Any = dataclass(kind)
+    made.__init__ = names_parameters(made.__init__)
+    return cast(type[K], made)
 
 
 @dataclass
@@ -28,6 +38,15 @@ class BaseTemplate:
     """A kind of kernel with its problem sizes, which suggests tilings."""
 
     arch: TileDevice | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that is no dtype."""
+        for name in (each.name for each in fields(self) if each.name.endswith("dtype")):
+            try:
+                to_dtype(getattr(self, name))
+            except ValueError:
+                why = f"{name} is {getattr(self, name)!r}; expected a dtype, as 'float16'"
+                raise ValueError(f"{type(self).__name__}: {why}") from None
 
     def with_arch(self, arch: TileDevice) -> BaseTemplate:
         """Return a copy of the template for a machine."""
@@ -55,6 +74,7 @@ class BaseTemplate:
         """Build the kernel with the first suggested tiling."""
         return self.kernel(self.recommend_hints(1)[0])
 
+    @names_parameters
     def recommend_hints(self, topk: int = 10) -> list[Hint]:
         """Return the `topk` tilings that the cost model takes for the fastest, best first."""
         target, fitting = self.target, []
@@ -68,7 +88,7 @@ class BaseTemplate:
     get_hardware_aware_configs = recommend_hints
 
 
-@dataclass
+@template
 class MatmulTemplate(BaseTemplate):
     """C = A B of (M, K) and (K, N), or (N, K) with `trans_B`, (K, M) with `trans_A`."""
 
@@ -121,7 +141,7 @@ class MatmulTemplate(BaseTemplate):
         return made
 
 
-@dataclass
+@template
 class ElementwiseTemplate(BaseTemplate):
     """One result for each element of a shape."""
 

@@ -6,16 +6,22 @@ Functions of users that ours call get a note on their errors, which says how the
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
+import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.spelling import instead_of
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +35,32 @@ _NUMBERS: dict[object, Kind] = {
         lambda x: type(x).__name__ in ("bool", "bool_", "SymBool") or (type(x) is int and x in (0, 1)),
         "True or False",
     ),
-    int: (lambda x: hasattr(x, "__index__") and not hasattr(x, "dim"), "an integer"),
+    int: (
+        lambda x: hasattr(x, "__index__") and not hasattr(x, "dim") and type(x).__name__ not in ("bool", "bool_"),
+        "an integer",
+    ),
     float: (lambda x: hasattr(x, "__float__") and not hasattr(x, "dim"), "a number"),
     str: (lambda x: isinstance(x, str), "a text"),
     type(None): (lambda x: x is None, "None"),
 }  # fmt: skip
+
+
+def _at_least(least: int) -> Kind:
+    """Return what an integer parameter with a bound takes."""
+    is_integer = _NUMBERS[int][0]
+    return lambda x: is_integer(x) and not (isinstance(x, int) and x < least), f"an integer of at least {least}"
+
+
+_FLOATS: Kind = (
+    lambda x: type(x).__name__ == "dtype" and bool(getattr(x, "is_floating_point", False)),
+    "a torch.dtype of floats",
+)
+Size: TypeAlias = Annotated[int, _at_least(0)]
+"""How many there are of something: features, pages."""
+Count: TypeAlias = Annotated[int, _at_least(1)]
+"""The same of what others are divided by, as heads."""
+FloatDtype: TypeAlias = Annotated["torch.dtype", _FLOATS]
+"""The dtype of parameters."""
 
 
 def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,6 +119,45 @@ def explained(
             raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
     return call
+
+
+_RENAMING: set[str] = set()
+"""The names of functions that `renames` decorates."""
+
+
+def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function that calls operators, or such functions: their errors name `owner`, and its arguments.
+
+    names: what an operator calls an argument, and what the function calls it. A name of one letter is an argument's at
+    the beginning, behind "as" and before an apostrophe. owner: the function's name, if it is another than its own.
+    """
+    from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
+
+    def place(name: str) -> str:
+        letters = re.escape(name)
+        return rf"\b{letters}(?!\w)" if len(name) > 1 else rf"(?:^|(?<=\bas )){letters}\b|\b{letters}(?=')"
+
+    places = re.compile("|".join(map(place, sorted(names, key=len, reverse=True))) or "(?!)")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = owner or function.__qualname__.removesuffix(".forward")
+        _RENAMING.add(name)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            if is_dynamo_compiling():
+                return function(*args, **named)
+            try:
+                return function(*args, **named)
+            except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+                called, _, said = str(problem).partition(": ")
+                if not called.startswith("tile.") and called not in _RENAMING - {name}:
+                    raise
+                raise type(problem)(f"{name}: {places.sub(lambda at: names[at[0]], said)}") from None
+
+        return call
+
+    return decorate
 
 
 def _layer_call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
@@ -186,6 +252,8 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
+        if "sparse" in str(getattr(value, "layout", "")):
+            return TypeError(f"{owner}: {name} has layout {value.layout}; expected torch.strided: {name}.to_dense()")
         kinds = kinds_of(parameter.annotation, function)
         if kinds and not any(fits(value) for fits, _ in kinds):
             wanted = " or ".join(dict.fromkeys(text for _, text in kinds))
@@ -221,10 +289,13 @@ def _misplaced(function: Callable[..., object], name: str, args: tuple[Any, ...]
 
     if all_fit(rest[1:], place) and not all_fit(rest[1:], place + 1):
         return ": leave it out, what is given behind it fits"
+    is_none = any(fits(None) for fits, _ in kinds[name])
     if all_fit(rest, place + 1):
-        is_none = any(fits(None) for fits, _ in kinds[name])
         missing = f"give None for {name}" if is_none else f"{name} is missing"
         return f": {missing}, as {shown(rest[0])} fits {names[place + 1]}"
+    if is_none and len(rest) == 1 and isinstance(rest[0], int | float | str):
+        fitting = (n for n in kinds if n not in names[: place + 1] and not any(refused([n], kinds, rest, {})))
+        return next((f": give it by name, {n}={shown(rest[0])}" for n in fitting), "")
     return ""
 
 
@@ -232,7 +303,8 @@ def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
     """Return what an annotation of a function's allows; [] if that is anything, or cannot be told."""
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, function.__globals__)
+            known = inspect.unwrap(function).__globals__
+            annotation = eval(annotation, known, {"torch": sys.modules.get("torch")})  # many import it in functions
         except (NameError, AttributeError):  # imported for type checkers only
             return []
     is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
@@ -240,7 +312,9 @@ def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
     found: list[Kind] = []
     for part in parts:
         origin = typing.get_origin(part) or part
-        if part in _NUMBERS:
+        if hasattr(part, "__metadata__"):
+            found.append(part.__metadata__[0])
+        elif part in _NUMBERS:
             found.append(_NUMBERS[part])
         elif getattr(part, "__name__", "") == "SymInt":
             found.append(_NUMBERS[int])
@@ -279,6 +353,8 @@ def _is_one(kind: type, value: object) -> bool:
 
 def _class(kind: type) -> str:
     """Return a class as messages name it."""
+    if issubclass(kind, enum.Enum):
+        return f"one of {', '.join(f'{kind.__name__}.{each}' for each in kind.__members__)}"
     if kind.__name__ in ("Mapping", "dict"):
         return "a dict"
     if kind.__name__ == "Tensor":
@@ -302,4 +378,6 @@ def _remedy(name: str, value: object, wanted: str) -> str:
         return ": lambda: f(x)" if kind == "Tensor" else ""
     if hasattr(value, "weight"):
         return f": {name}.weight"
+    if isinstance(value, list | tuple) and value and all(hasattr(part, "data_ptr") for part in value):
+        return f": {name}[0], or torch.stack({name})"
     return {"ndarray": f": torch.from_numpy({name})", "NoneType": ""}.get(kind, f": torch.tensor({name})")

@@ -127,6 +127,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` has {want} dimensions and is indexed with {got}",
         "give one index per dimension of {shape}",
     ),
+    "missing_index": (
+        "one value is stored to `{buffer}[{got}]`, {count} of {want} indices: every element there gets it",
+        "name an element by an index for each dimension; write `{buffer}[{got}, :]` if all of them are meant",
+    ),
     "bad_index": (
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
@@ -156,7 +160,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
         "cast it first: T.cast(value, {want})",
     ),
-    "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
+    "bad_loop_range": (
+        "{what} takes integer bounds, got {got}",
+        "give integers or integer expressions, as `X.shape[0]` of a tensor X",
+    ),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
     "wrong_value": ("{op} {name} must be {want}, got {got}", "{fix}"),
     "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
@@ -247,21 +254,38 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
+    "no_schedule": (
+        "{why}: the loop runs by the compiler's own schedule",
+        "give both lists a number for each statement of the body, or leave both out",
+    ),
+    "float_to_bool": (
+        "T.copy of {dtype} to the bools of `{buffer}`: all but 0 become True, 0.25 and NaN too",
+        "say what is meant: `for i in T.Parallel(n): {buffer}[i] = x[i] > 0.5`, or `x[i] != 0`",
+    ),
+    "one_starts": (
+        "of the threads that come to this T.tma_copy, {thread} alone starts it, where `{index}` is {value}: the others "
+        "name other tiles, which nothing copies",
+        "write a copy for each: `for w in T.unroll(n): T.tma_copy(A[w * rows, 0], tile[w, :, :], barrier=full[w])`",
+    ),
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
         "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
     ),
+    "unread_write": (
+        "nothing reads `{buffer}` after this line has written it",
+        "copy `{buffer}` out, or compute with it, behind this line; remove the line if its result is not needed",
+    ),
     "block_race": (
-        "every block writes `{buffer}` at this one place, each a value of its own: that of the last block stays",
-        "name the block in the place, `{buffer}[bx]`, add up by T.atomic_add, or let one block write: `if bx == 0:`",
+        "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
+        "name `{index}` in the place, add up by T.atomic_add, or let one block write: `if {index} == 0:`",
     ),
     "barrier_as_tile": (
         "`{buffer}` is an array of mbarriers, whose elements are no values",
         "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",
     ),
     "iteration_race": (
-        "every iteration of T.Parallel writes `{buffer}` at this one place, each a value of its own: the last stays",
-        "name the iteration in the place, `{buffer}[i]`, or fold the values by T.reduce_sum and its like",
+        "iterations of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
+        "name `{index}` in the place, or fold the values by T.reduce_sum and its like",
     ),
     "lost_result": (
         "`{buffer}` is made by T.empty and written, but neither returned nor read",

@@ -58,22 +58,22 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return spellings[found[0]] if found else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "; did you mean ...?" with the name of `known` nearest to `name`, or ""."""
-    near = nearest(name, known)
+    near = nearest(name, known, cutoff)
     return f"; did you mean {near}?" if near else ""
 
 
-def instead_of(name: str, known: Iterable[str]) -> str:
+def instead_of(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "; " and what to write for an unknown keyword or name: advice, else the nearest of `known`, or ""."""
-    return f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known)
+    return f"; {_ABSENT[name]}" if name in _ABSENT else did_you_mean(name, known, cutoff)
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Build the error for a name that a module does not have."""
     known = list(known)
-    torchs = "" if name in _ABSENT or nearest(name, known, 0.8) else _of_torch(name)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{torchs or instead_of(name, known)}")
+    meant = instead_of(name, known, 0.8) or _of_torch(name) or did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{meant}")
 
 
 def _of_torch(name: str) -> str:

@@ -18,7 +18,7 @@ from torch_tile.diagnostics.arguments import calls_back, can_take, names_paramet
 from torch_tile.integrations.quantized import plan_quantized
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, plan_for
 from torch_tile.integrations.scans import replace_scans
-from torch_tile.nn.linear import is_product, is_unchanged, is_watched, options_of
+from torch_tile.nn.linear import FUSED, is_product, is_unchanged, is_watched, options_of
 
 log: logging.Logger = logging.getLogger("torch_tile")
 
@@ -136,7 +136,7 @@ def fuse_activations(model: nn.Module, wanted: Callable[[nn.Module, str], bool])
             name = f"{prefix}.{key}" if prefix else key
             if activation in (None, "none") or not wanted(second, name):
                 continue
-            second.__dict__[ACTIVATION] = activation, options_of(second)
+            second.__dict__[FUSED] = activation, options_of(second)
             parent.__class__ = Sequential
             yield Replacement(name, type(second).__name__, f"{activation} in the kernel of the layer before")
 
@@ -188,9 +188,6 @@ def switch_experts(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -
 
 # An nn.Sequential that computes linear layers together with the activations behind them.
 
-ACTIVATION = "_tile_activation"
-"""Attribute of an activation: its name in our ops, and the options that it had then."""
-
 
 class Sequential(nn.Sequential):
     """nn.Sequential that runs a linear layer of ours and a named activation behind it as one kernel.
@@ -214,7 +211,7 @@ class Sequential(nn.Sequential):
 
 def together(layer: nn.Module, after: nn.Module | None) -> str | None:
     """Return the activation that fuses with the layer before it, if neither has hooks or changed."""
-    known: tuple[str, dict[str, Any]] | None = after.__dict__.get(ACTIVATION) if after is not None else None
+    known: tuple[str, dict[str, Any]] | None = after.__dict__.get(FUSED) if after is not None else None
     if known is None or type(layer) is not tnn.Linear or not is_product(layer):
         return None
     return known[0] if is_unchanged(after, known[1]) else None

@@ -8,13 +8,9 @@ These functions need neither package. An attention backend of theirs calls them 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits
+from torch_tile.diagnostics.arguments import explains_misfits, renames
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.nn.functional import with_sinks
 from torch_tile.ops import append_to_pages, attention_paged, attention_paged_lse, mla_decode_lse
@@ -24,6 +20,14 @@ from torch_tile.runtime.launch_plan import has_memory
 Tensor = torch.Tensor
 Cache = Tensor | tuple[Tensor, Tensor]
 """A paged cache: one tensor of keys and values, or a pair of both."""
+named_here = renames(
+    q="query", q_pe="query's rotary part", k="key", v="value",
+    k_pages="kv_cache's keys", v_pages="kv_cache's values", kv="kv_cache", k_pe="kv_cache's rotary part",
+    block_tables="block_table", lengths="seq_lens",
+    cu_seqlens_q="query_start_loc", cu_seqlens="query_start_loc",
+    max_seqlen_q="max_query_len", max_seqlen="max_query_len",
+)  # fmt: skip
+"""What the arguments of our operators are called here."""
 
 
 @explains_misfits
@@ -59,6 +63,7 @@ def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> 
 
 
 @explains_misfits
+@named_here
 def paged_attention(
     query: Tensor,
     kv_cache: Cache,
@@ -109,9 +114,9 @@ def paged_attention(
         _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values),
     )  # fmt: skip
     if sinks is None:
-        found = _call(attention_paged, "paged_attention", *given)
+        found = attention_paged(*given)
     else:
-        plain, lse = _call(attention_paged_lse, "paged_attention", *given)
+        plain, lse = attention_paged_lse(*given)
         found = with_sinks(plain, lse.mT, sinks)
     if query_start_loc is None and query.dim() == 3:
         found = found.squeeze(1)
@@ -119,6 +124,7 @@ def paged_attention(
 
 
 @explains_misfits
+@named_here
 def write_cache(
     key: Tensor,
     value: Tensor,
@@ -160,10 +166,11 @@ def write_cache(
     new_keys, new_values = (_with_queries(x, query_start_loc) for x in (key, value))
     scales = _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values)
     place = block_table, seq_lens, query_start_loc, max_query_len
-    _call(append_to_pages, "write_cache", new_keys, new_values, keys, values, *place, *scales)
+    append_to_pages(new_keys, new_values, keys, values, *place, *scales)
 
 
 @explains_misfits
+@named_here
 def mla_decode(
     query: Tensor | tuple[Tensor, Tensor],
     kv_cache: Tensor,
@@ -202,7 +209,7 @@ def mla_decode(
     latents, rotary = split_latents(kv_cache, kv_lora_rank)
     own, own_pe = (x if x.dim() == 4 else x.unsqueeze(1) for x in (q, q_pe))
     given = own, own_pe, latents, rotary, block_table, seq_lens, scale, 0, schedule
-    found, lse = _call(mla_decode_lse, "mla_decode", *given)
+    found, lse = mla_decode_lse(*given)
     lse = lse.mT
     if q.dim() == 3:
         found, lse = found.squeeze(1), lse.squeeze(-1)
@@ -297,36 +304,6 @@ def block_table_of_requests(req_to_token: Tensor, req_pool_indices: Tensor, page
     slots = req_to_token[req_pool_indices.long(), :max_len:page_size]
     _check_slots("req_to_token", slots[:, :1], page_size)  # slots past a sequence's end may be any
     return (slots // page_size).int()
-
-
-NAMES = {
-    "q": "query", "q_pe": "query's rotary part", "k": "key", "v": "value",
-    "k_pages": "kv_cache's keys", "v_pages": "kv_cache's values", "kv": "kv_cache", "k_pe": "kv_cache's rotary part",
-    "block_tables": "block_table", "lengths": "seq_lens",
-    "cu_seqlens_q": "query_start_loc", "cu_seqlens": "query_start_loc",
-    "max_seqlen_q": "max_query_len", "max_seqlen": "max_query_len",
-}  # fmt: skip
-"""What the arguments of our operators are called here."""
-
-
-def _renamed(text: str) -> str:
-    """Name the arguments of this module in an operator's error: where it begins, behind "as", and before "'s"."""
-    return re.sub(r"^\w+|(?<=\bas )\w+|\b\w+(?='s\b)", lambda word: NAMES.get(word[0], word[0]), text)
-
-
-def _call(operator: Callable[..., Any], name: str, *args: Any) -> Any:
-    """Call an operator; its errors name the function `name` of this module and that function's arguments."""
-    try:
-        return operator(*args)
-    except (RuntimeError, TypeError, ValueError) as problem:
-        said = str(problem)
-        if said.startswith("tile."):
-            raise type(problem)(f"{name}: {_renamed(said.partition(': ')[2])}") from None
-        if schema := re.search(r"value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'", said):
-            wanted, argument, found = schema.groups()
-            text = f"{name}: {NAMES.get(argument, argument)} is of type {found}; expected {wanted}"
-            raise TypeError(text) from None
-        raise
 
 
 def _check_most(query_start_loc: Tensor | None, max_query_len: int) -> None:

@@ -29,7 +29,11 @@ COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
 _CONDITIONS = ((None, "`and` and `or` join conditions; beside & and | these need brackets: (x > 0) & (x < 1)"),)
-_OF_BITS = {"^": ((None, "`^` is the exclusive or of bits; a power is `x ** 2`"),), "&": _CONDITIONS, "|": _CONDITIONS}
+_SHIFTS = ((None, "shifts move the bits of integers; of a float, write `x * 2.0` or `x * 0.5`, or T.cast it first"),)
+_OF_BITS = {
+    "^": ((None, "`^` is the exclusive or of bits; a power is `x ** 2`"),),
+    "&": _CONDITIONS, "|": _CONDITIONS, "<<": _SHIFTS, ">>": _SHIFTS,
+}  # fmt: skip
 NARROW_RIGHT = {"//", "%", ">>"}  # by a plain integer these give what they would give in int32
 NARROW_EITHER = {"&", "|", "^", "min", "max", "select"} | COMPARISONS  # these, too, with the integer on either side
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -333,8 +337,11 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
         raise error(
             "python_value", None, problem=f"{op} takes a tensor of torch, which the kernel does not know", fix=fix
         )
-    kind = {"Handle": "the buffer", "Region": "the region"}.get(type(value).__name__, type(value).__name__)
-    raise error("bad_operand", None, op=op, got=f"{kind} {value!r}"[:80])
+    kind = {"Handle": "the buffer", "Region": "the region"}.get(type(value).__name__)
+    if kind:
+        fix = "take elements, A[i, j] in T.Parallel; T.gemm multiplies tiles, and T.reduce_sum and the like fold them"
+        raise error("bad_operand", None, op=op, got=f"{kind} {value!r}"[:80], fix=fix)
+    raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
 
 
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:

@@ -68,6 +68,10 @@ _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "202
 _PAIRS = Source(
     'attention --only "s1024 causal" --rivals FA4', _H200, "2026-11-29", "h200_attention_pairs_2026-11-29.txt"
 )
+_EVEN_PAIRS = Source(
+    'attention --only "s2048 causal,s4096 causal" --rivals FA4', _H200, "2026-11-29",
+    "h200_attention_even_pairs_2026-11-29.txt",
+)  # fmt: skip
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
 _CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
@@ -145,9 +149,14 @@ RULES = (
     Rule("attention.shared_sm_keys", "has_wgmma", (("width", "==", 128), ("waves", "<=", 1)), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (("causal", "==", 1),), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (), 384, _SHORT),
-    # Whether blocks take a long tile and a short one, by pairs for each SM: 5 % less time where one round is almost
-    # full, 0 to 4 % more in several.
-    Rule("attention.paired", "has_wgmma", (("pairs", ">=", 0.9), ("pairs", "<=", 1)), True, _PAIRS),
+    # Whether blocks take a long tile and a short one, by pairs for each SM. The value counts last rounds by length.
+    # One or two rounds that are almost full take 5 % less time.
+    # Three to eight take 1 to 3 % less, sixteen 1 to 3 % more.
+    Rule("attention.rounds_by_length", "has_wgmma", (("pairs", ">=", 0.9), ("pairs", "<=", 1)), 0, _PAIRS),
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", ">=", 2048), ("keys", "<=", 4096)), 1, _EVEN_PAIRS),
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 3.8), ("pairs", "<=", 8), ("keys", ">=", 2048), ("keys", "<=", 4096)), 2, _EVEN_PAIRS),
     # Whether blocks of decoding share an SM.
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.

@@ -540,7 +540,7 @@ def clear(buffer: Any) -> None:
     """Set every element of a buffer or region to zero."""
 
 def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, disable_tma: builtins.bool = False, eviction_policy: builtins.str | None = None, prefer_instruction: builtins.str | None = None, annotations: Any = None, loop_layout: Any = None) -> None:
-    """Copy `src` to `dst`, converted to dst's dtype.
+    """Copy `src` to `dst`, converted to dst's dtype; a bool says whether the number is not 0.
 
     Operands are buffers or regions; an element takes the other operand's shape.
 

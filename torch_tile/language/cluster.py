@@ -139,9 +139,7 @@ def copy_cluster(
         why, fix = "is given without `dst_block`", "leave it out: T.copy_cluster waits for its tile"
         raise error("bad_argument", None, op="T.copy_cluster", name="remote_barrier", why=why, fix=fix)
     made = Copy.build(src, dst, eviction_policy=eviction_policy, coalesced_width=coalesced_width)
-    if mask := _sharers("T.copy_cluster", cluster_mask):
-        made = _read_by_leader("T.copy_cluster", made, mask)
-    at.emit(settled(made))
+    at.emit(settled(_led("T.copy_cluster", made, cluster_mask)[0]))
 
 
 def tma_copy(
@@ -167,33 +165,40 @@ def tma_copy(
     for fewer: one thread starts a copy.
     """
     at = in_kernel("T.tma_copy")
-    name, why, fix = "leader_scope_threads", "", ""
-    if leader_scope_threads is not None and leader_scope_threads != at.threads:
-        why = f"is {leader_scope_threads!r}, and of the {at.threads} threads that come here one starts the copy"
-        fix = "start each copy by itself: for w in T.unroll(n): T.tma_copy(A[w, :], a[w, :], barrier=full[w])"
-    elif cluster_mask is not None and (blocks is not None or share is not None):
-        name, why, fix = "cluster_mask", "is given beside `blocks` or `share`", "leave one of both out"
-    elif cluster_mask is not None and barrier is None:
-        name, why, fix = "cluster_mask", "is given for a store", "leave it out: each block stores its own tile"
-    if why:
-        raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
+    asks_leaders = leader_scope_threads is not None and leader_scope_threads != at.threads
+    is_shared, by_hand = cluster_mask is not None, blocks is not None or share is not None
+    scope = f"is {leader_scope_threads!r}, and of the {at.threads} threads that come here one starts the copy"
+    each = "start each copy by itself: for w in T.unroll(n): T.tma_copy(A[w, :], a[w, :], barrier=full[w])"
+    for is_refused, name, why, fix in (
+        (asks_leaders, "leader_scope_threads", scope, each),
+        (is_shared and by_hand, "cluster_mask", "is given beside `blocks` or `share`", "leave one of both out"),
+        (is_shared and barrier is None, "cluster_mask", "is given for a store", "leave it out: each block stores"),
+    ):
+        if is_refused:
+            raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
     made = TmaCopy.build(
         src, dst, barrier, blocks, share, shares=shares, by=by, counts=counts, combine=combine,
         eviction_policy=eviction_policy,
     )  # fmt: skip
-    mask, rank = _sharers("T.tma_copy", cluster_mask), block_rank_in_cluster()
+    led, mask = _led("T.tma_copy", made, cluster_mask)
     if not mask:
         at.emit(made)
         return
     asked = [n for n in range(mask.bit_length()) if mask >> n & 1]
-    number: Expr = rank
+    rank = block_rank_in_cluster()
+    number = rank
     if mask & (mask + 1):  # ranks that do not count from 0
         number = functools.reduce(operator.add, (cast(rank > n, dt.int32) for n in asked))
-    led = _read_by_leader("T.tma_copy", made, mask)
     shared = replace(led, blocks=const(mask, dt.int32), share=number, shares=len(asked))
     is_asked = binary("!=", binary("&", const(mask, dt.int32) >> rank, 1), 0)
     whole = len(asked) == get_cluster_size()
     at.emit(shared if whole else If(is_asked, Block((shared,)), Block((made,))))
+
+
+def _led(op: str, copy: C, cluster_mask: int | None) -> tuple[C, int]:
+    """Return a copy of what the lowest rank of the mask reads, and the mask; of one block, the copy itself and 0."""
+    mask = _sharers(op, cluster_mask)
+    return (_read_by_leader(op, copy, mask), mask) if mask else (copy, 0)
 
 
 def _sharers(op: str, mask: Any) -> int:

@@ -325,16 +325,16 @@ def Pipelined(
     """Run a loop from `start` up to `stop` in order, with copies up to `num_stages` iterations ahead.
 
     With one number, the loop runs from 0 up to it. Results do not depend on `num_stages`, nor on `stage` and `order`,
-    which have a number for each statement.
+    which have a number for each statement. Lists of another length have no effect, with a warning.
 
     `ping_pong` is for a loop of products, arithmetic and products again (Hopper). Warpgroups take turns: one runs its
-    products while the others do their arithmetic. `sync`, `group` and `annotations` are hints of TileLang's without
-    effect.
+    products while the others do their arithmetic. `sync` and `annotations` are hints of TileLang's without effect.
+    With `group`, lists of statements, `order` and `stage` count those, and the compiler keeps its own schedule.
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
         fix = "give a non-negative integer"
         raise error("bad_argument", None, op="T.Pipelined", name="num_stages", why=f"is {num_stages!r}", fix=fix)
-    given = {"order": tuple(order or ()), "stage": tuple(stage or ())}
+    given: dict[str, tuple[int, ...]] = {} if group else {"order": tuple(order or ()), "stage": tuple(stage or ())}
     return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, ping_pong=bool(ping_pong), **given)
 
 
@@ -368,7 +368,8 @@ def grid(*extents: Scalar) -> Loop:
     symbolic.
     """
     if not extents:
-        raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix="give at least one extent")
+        fix = "give at least one extent; the blocks of the grid meet at T.sync_grid()"
+        raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix=fix)
     stops = tuple(index_bound(e, "T.grid") for e in extents)
     return Grid(LoopKind.SERIAL, tuple(const(0, dt.int32) for _ in stops), stops)
 

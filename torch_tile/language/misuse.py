@@ -58,9 +58,10 @@ _KEYWORDS = (
         r"init|value|fill",
         "tiles are set afterwards: T.clear(tile), or T.fill(tile, value)",
     ),
-    (r"reduce_\w+|cum\w+", r"keepdims?", "the shape of the result says it: (m, 1) keeps the dimension, (m,) drops it"),
+    (r"reduce_\w+|cum\w+", r"keep_?dims?", "the result's shape says it: (m, 1) keeps the dimension, (m,) drops it"),
     (r"reduce_\w+", r"out_?dtype|dtype", "the dtype of the result says it: T.alloc_fragment(shape, dtype)"),
     (r"fill|clear|copy", r"dtype", _TYPED),
+    (r"atomic_\w+", r"mask|pred\w*|cond\w*", "update in a branch: `if condition:`, and the update inside"),
 )
 # How functions are called whose parameters' names alone do not say it.
 CALLS = {
@@ -307,7 +308,6 @@ INSTEAD = {
     "reduce_any": "T.any_of(tile) asks about a whole tile; T.reduce_max(flags, out, dim) about each row",
     "reduce_all": "T.all_of(tile) asks about a whole tile; T.reduce_min(flags, out, dim) about each row",
     "reduce_prod": "loop over the dimension by T.serial, `acc[i] = acc[i] * x[i, j]`",
-    "argmax": "T.reduce_max(src, row_max, dim), then T.reduce_min of the indices where it stands",
     "topk": "take the largest by T.reduce_max, blank it, and repeat: examples/kernels/top_k.py",
     "sort": "no tile is sorted at once: take the smallest by T.reduce_min, blank it, and repeat",
     "ones": "allocate by T.alloc_fragment or T.alloc_shared, then T.fill(tile, 1)",
@@ -339,8 +339,6 @@ INSTEAD = {
     "__shfl_xor_sync": "T.shfl_xor(value, mask) exchanges values between lanes",
     "__shfl_down_sync": "T.shfl_down(value, delta) exchanges values between lanes",
     "__shared__": "T.alloc_shared(shape, dtype) is a tile in shared memory",
-    "atomic_cas": "no compare-and-swap is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
-    "atomic_xchg": "no exchange is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element",
     "multiple_of": "T.assume(n % 16 == 0) states what a size is divided by",
     "max_contiguous": "leave it out: T.copy and T.Parallel find out what lies side by side",
     "trans": "T.transpose(src, dst), or T.gemm(..., transpose_A=True)",
@@ -405,6 +403,12 @@ FAMILIES = (
     (r"(ret|break_loop|continue_loop)", "write `return`, `break` or `continue`; T.thread_return() ends a thread"),
     (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
     (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
+    (r"(reduce_)?arg_?max", "T.reduce_max(src, row_max, dim), then T.reduce_min of the indices where it stands"),
+    (r"(reduce_)?arg_?min", "T.reduce_min(src, row_min, dim), then T.reduce_min of the indices where it stands"),
+    (r"atomic_?(cas|compare\w*|cmpxchg)|atomicCAS",
+     "no compare-and-swap is offered: T.atomic_add, T.atomic_max and T.atomic_min update an element"),
+    (r"atomic_?(xchg|exch\w*|swap)|atomicExch",
+     "no exchange is offered: T.atomic_store writes, T.atomic_add, T.atomic_max and T.atomic_min update an element"),
     (r"ldexp", "write x * T.exp2(n)"),
     (r"nextafter", "the neighbour's bits are one off: T.reinterpret(T.reinterpret(x, 'int32') + 1, 'float32')"),
 )  # fmt: skip

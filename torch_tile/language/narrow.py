@@ -176,7 +176,7 @@ def widen(program: Program) -> Program:
 
 
 def widened_parameter(param: Buffer) -> Buffer:
-    """Return a parameter of a narrow type as a program that was widened has it; others as they are."""
+    """Return the parameter that `widen` puts in place of `param`: bytes for float4; `param` itself if not narrow."""
     return _Wide().buffer(param)
 
 

@@ -16,6 +16,8 @@ import functools
 import operator
 import struct
 import sys
+import threading
+import weakref
 from collections import deque
 from collections.abc import (
     Callable,
@@ -28,6 +30,7 @@ from collections.abc import (
     Mapping,
     ValuesView,
 )
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -95,8 +98,6 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
     walk = walk or Walk()
     if kind in _UNCHANGING:
         return kind, _contents_key(value, walk)
-    if isinstance(value, functools.partial):
-        return kind, exact_key((value.func, value.args, value.keywords), walk)
     if isinstance(value, MethodType | staticmethod | classmethod):
         return kind, exact_key(value.__func__, walk), exact_key(getattr(value, "__self__", None), walk)
     if isinstance(value, property):
@@ -114,7 +115,7 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
     if not _has_attributes(value):
         return kind, contents
     own = functools.partial(_own_attributes, value)
-    return kind, contents, walk.parts(own), walk.parts(lambda: own().values()), exact_key(kind, walk)
+    return kind, contents, walk.parts(own), walk.parts(lambda: own().values()), exact_key(value.__class__, walk)
 
 
 def _contents_key(value: Any, walk: Walk) -> Hashable:
@@ -134,10 +135,16 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
         return walk.parts(value.keys), walk.parts(value.values)
     if isinstance(value, set):
         return frozenset(walk.parts(lambda: value))
+    if isinstance(value, functools.partial):
+        return walk.parts(lambda: (value.func, value.args, value.keywords))
+    if isinstance(value, weakref.ref):  # the key keeps the object, as those of other reads do
+        return walk.parts(lambda: [value()])
+    if isinstance(value, ContextVar):
+        return walk.parts(lambda: [value.get(None)])
     if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
         items = walk.parts(lambda: _items(value)) if value.dtype.hasobject else None
         return items, walk.compared(lambda: _array_key(value))
-    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+    if _is_torch(value, "Tensor"):
         return value, walk.compared(lambda: _tensor_key(value))
     if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
         names = [] if _has_attributes(value) else [each.name for each in fields(value)]
@@ -169,17 +176,30 @@ def _tensor_key(value: Any) -> Hashable:
 
 def _has_attributes(value: Any) -> bool:
     """Return whether a program may change attributes of an object or a class: not those of most of a library's."""
-    return not is_constant(value) or (type(value).__hash__ is None and hasattr(value, "__dict__"))
+    if not is_constant(value):
+        return True
+    bears = type(value).__hash__ is None or isinstance(value, functools.partial | threading.local)
+    return hasattr(value, "__dict__") and (bears or _is_torch(value, "Tensor"))
 
 
-def _is_layer(value: Any) -> bool:
-    """Return whether an object is a layer of torch, whose options a program may set, as `norm.eps`."""
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module)
+def _is_torch(value: Any, name: str) -> bool:
+    """Return whether an object is of the class that torch has under this name, as "nn.Module"."""
+    return "torch" in sys.modules and isinstance(value, operator.attrgetter(name)(sys.modules["torch"]))
+
+
+def _may_read(value: Any) -> bool:
+    """Return whether the attribute that a kernel reads of an object is looked at; of a tensor all are.
+
+    A program may set options of torch's layers, as `norm.eps`.
+    """
+    if isinstance(value, ModuleType) or _is_torch(value, "nn.Module"):
+        return True
+    return _has_attributes(value) and not _is_torch(value, "Tensor")
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes that an object keeps itself, those in slots included."""
-    slots = [] if is_constant(type(value)) else _version_of(type(value)).slots
+    slots = [] if is_constant(value.__class__) else _version_of(value.__class__).slots  # a proxy's is its object's
     own: dict[str, Any] = getattr(value, "__dict__", {})
     return own | {name: getattr(value, name, None) for name in slots} if slots else own
 
@@ -200,12 +220,12 @@ class OuterRead:
     cell: CellType | None
     attributes: tuple[str, ...]
 
-    def value(self, names: Mapping[str, Any]) -> Any:
+    def value_now(self, names: Mapping[str, Any]) -> Any:
         """Return the value now, or the object before an attribute that is missing; `OuterRead` if a name is unbound."""
         return self.reached(names)[0]
 
     def reached(self, names: Mapping[str, Any]) -> tuple[Any, int]:
-        """Return `value`, and the number of attributes on the way to it."""
+        """Return `value_now`, and the number of attributes on the way to it."""
         if self.cell is None:
             found = names.get(self.name, OuterRead)
         else:
@@ -214,7 +234,7 @@ class OuterRead:
             except ValueError:  # not bound yet
                 return OuterRead, 0
         for count, each in enumerate(self.attributes):
-            if not isinstance(found, ModuleType) and not _has_attributes(found) and not _is_layer(found):
+            if not _may_read(found):
                 return found, count  # a number, a list, a tensor
             try:
                 found = getattr(found, each)
@@ -288,12 +308,12 @@ class Outside(Version):
 
     def values(self) -> list[Any]:
         """Return what the function reads now, and the defaults of its parameters."""
-        read = [each.value(self.globals) for each in self.reads]
+        read = [each.value_now(self.globals) for each in self.reads]
         return [*read, self.function.__defaults__, self.function.__kwdefaults__]
 
     def _may_change(self, read: OuterRead, of_library: bool) -> bool:
         """Return whether a program may bind a name anew, or change what it stands for."""
-        root = OuterRead(read.name, read.cell, ()).value(self.globals)
+        root = OuterRead(read.name, read.cell, ()).value_now(self.globals)
         if of_library:
             return isinstance(root, (*PLAIN, tuple))
         if root is OuterRead:
@@ -345,7 +365,11 @@ def _leaves(text: str, value: Any, around: tuple[Any, ...] = ()) -> tuple[list[F
         parts = [(f"{text}[{n}]", part) for n, part in enumerate(value)]
     elif isinstance(value, dict | MappingProxyType):
         parts = [(f"{text}[{name!r}]", part) for name, part in value.items() if isinstance(name, str | int)]
-    if not isinstance(value, FunctionType | MethodType) and _has_attributes(value):
+    elif isinstance(value, functools.partial):
+        parts = [(f"{text}.{name}", getattr(value, name)) for name in ("func", "args", "keywords")]
+    elif type(value) is weakref.ref:
+        parts = [(f"{text}()", value())]
+    if not isinstance(value, FunctionType | MethodType | functools.partial) and _has_attributes(value):
         kind = value if isinstance(value, type) else type(value)
         kept_by_class = {} if is_constant(kind) else _version_of(kind).kept()
         for name, kept in (kept_by_class | ({} if kind is value else _own_attributes(value))).items():

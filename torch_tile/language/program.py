@@ -639,7 +639,9 @@ class _Run:
             elif name in self.values:
                 found.append(self.values[name])
             else:
-                raise error("unbound_const", None, name=name)
+                none = next((each for each, value in self.call.arguments.items() if value is None), "")
+                fix = f"the call gives None for `{none}`: give a tensor, if `{name}` is one of its dimensions"
+                raise error("unbound_const", None, name=name, fix=fix if none else "")
         return tuple(found) if len(found) > 1 else found[0]
 
     def annotate(self, name: str, annotation: Any, value: Any) -> Any:

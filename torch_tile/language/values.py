@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch_tile.diagnostics.errors import Span, TileError, error
+from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
@@ -105,6 +105,8 @@ class Handle(NotAValue):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = locate(self.buffer, key)
+        if isinstance(place, Region) and isinstance(value, Expr) and not isinstance(value, Const):
+            _warn_of_missing_indices(self.buffer, key)
         if isinstance(place, Vector) or (isinstance(value, Vector) and isinstance(place, Region)):
             store_lanes(place, value)
         elif isinstance(place, Load):
@@ -133,6 +135,15 @@ class Handle(NotAValue):
         return self is other
 
     __hash__: ClassVar[Callable[..., int]] = object.__hash__
+
+
+def _warn_of_missing_indices(buffer: Buffer, key: Any) -> None:
+    """Warn of an element's value that is stored by fewer indices than dimensions, none of them a slice."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) < buffer.rank and not any(k is ... or isinstance(k, slice) for k in keys):
+        given = ", ".join(map(repr, keys))
+        values: dict[str, Any] = {"buffer": buffer.name, "got": given, "want": buffer.rank, "count": len(keys)}
+        warnings.warn(diagnose("missing_index", author_span(), **values).render().removeprefix("error"), stacklevel=3)
 
 
 class Indices(tuple[Any, ...]):

@@ -16,7 +16,7 @@ from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.check import check_kernel, check_limits
 from torch_tile.lowering.common.flatten import flatten
-from torch_tile.lowering.common.guard_bounds import guard_bounds
+from torch_tile.lowering.common.guard_bounds import guard_all_bounds, guard_bounds
 from torch_tile.lowering.common.part_overlaps import part_overlaps
 from torch_tile.lowering.common.simplify import simplify_program
 from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
@@ -49,7 +49,7 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (elide_staging, Stage.TILE),  # products read right operands from global memory if inside bounds
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
     (split_parallel, Stage.LOOPS),  # every loop has one variable and a known order
-    (guard_bounds, Stage.LOOPS),  # global memory is touched only inside its bounds
+    (guard_all_bounds, Stage.LOOPS),  # memory is touched only inside its bounds
     (peel_tails, Stage.LOOPS),  # elementwise loops have no guard in their main part
     (simplify_program, Stage.LOOPS),  # no constant branch, no empty loop
     (flatten, Stage.FLAT),  # one linear index per access

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
+from torch_tile.ops.checks import check_dims
 
 Tensor = torch.Tensor
 
@@ -45,21 +46,21 @@ class Attention(nn.Module):
     @names_parameters
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
+        hidden_size: Count,
+        num_heads: Count,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
         *,
         bias: bool = False,
         output_bias: bool | None = None,
         causal: bool = True,
-        window: int = 0,
+        window: Size = 0,
         qk_norm: bool = False,
         eps: float = 1e-6,
         scale: float | None = None,
         layer_idx: int = 0,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -113,6 +114,7 @@ class Attention(nn.Module):
             TypeError: on a cache by another name.
         """
         cache = given_cache(cache, past_key_values, kwargs)
+        check_dims(type(self).__name__, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
         q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
         # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.
         q, k, v = (x.unflatten(-1, (x.shape[-1] // self.head_dim, self.head_dim)) for x in (q, k, v))
@@ -166,17 +168,19 @@ class PagedLatents:
     @names_parameters
     def __init__(
         self,
-        layers: int,
-        pages: int,
-        page: int,
-        kv_lora_rank: int,
-        qk_rope_head_dim: int,
+        layers: Size,
+        pages: Size,
+        page: Size,
+        kv_lora_rank: Size,
+        qk_rope_head_dim: Size,
         block_table: Tensor,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         self.kv: Tensor = torch.zeros(layers, pages, page, kv_lora_rank, device=device, dtype=dtype)
         self.k_pe: Tensor = torch.zeros(layers, pages, page, qk_rope_head_dim, device=device, dtype=dtype)
+        if block_table.is_meta and not self.kv.is_meta:
+            raise ValueError("PagedLatents: block_table is on meta; expected numbers of pages")
         self.block_table: Tensor = block_table.to(device=self.kv.device, dtype=torch.int32)
         self.seq_lens = torch.zeros(len(block_table), dtype=torch.int32, device=self.kv.device)
         self.is_empty: bool = True

@@ -81,7 +81,13 @@ class Routes:
 def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
     """Check the tensors that experts are called with, and their shapes."""
     check_tensors("experts", hidden_states=hidden_states, top_k_index=top_k_index, top_k_weights=top_k_weights)
-    if hidden_states.dim() != 2 or top_k_index.dim() != 2 or top_k_index.shape != top_k_weights.shape:
+    if top_k_index.is_floating_point():
+        raise TypeError(f"top_k_index has dtype {top_k_index.dtype}; expected int64 or int32: numbers of experts")
+    tokens, routes = hidden_states.shape[:1], top_k_index.shape[:1]
+    if (
+        hidden_states.dim() != 2 or top_k_index.dim() != 2 or top_k_index.shape != top_k_weights.shape
+        or tokens != routes
+    ):  # fmt: skip
         found = f"{list(hidden_states.shape)}, {list(top_k_index.shape)} and {list(top_k_weights.shape)}"
         raise ValueError(
             f"hidden_states, top_k_index and top_k_weights have shapes {found}; expected [T, K] and twice [T, experts]"
@@ -138,6 +144,7 @@ class QuantizedExperts(Frozen):
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,
             "down_scales": down_scales,
         }  # fmt: skip
+        _check_held("QuantizedExperts", held, bits)
         for name, tensor in held.items():
             self.register_buffer(name, tensor)
         for name, bias in (("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
@@ -223,6 +230,7 @@ class Float8Experts(Frozen):
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,
             "down_scales": down_scales,
         }  # fmt: skip
+        _check_held("Float8Experts", held, 8)
         for name, tensor in held.items():
             self.register_buffer(name, tensor)
         self.gate = gate
@@ -246,6 +254,19 @@ class Float8Experts(Frozen):
         groups, inner, _ = self.gate_up_proj.shape
         sizes = f"{groups} x ({self.down_proj.shape[1]}, {inner // 2})"
         return f"{sizes}, scales={list(self.gate_up_scales.shape)}, {self.gate}"
+
+
+def _check_held(layer: str, held: dict[str, Tensor], bits: int) -> None:
+    """Raise ValueError for weights and scales whose shapes are no experts'."""
+    both, _, down, _ = held.values()
+    for name, tensor in held.items():
+        if tensor.dim() != 3 or tensor.shape[0] != both.shape[0]:
+            wanted = f"expected three dimensions, experts first, as gate_up_proj has shape {list(both.shape)}"
+            raise ValueError(f"{layer}: {name} has shape {list(tensor.shape)}; {wanted}")
+    columns, inner = (each.shape[2] * 8 // bits for each in (both, down))
+    if both.shape[1] != 2 * inner or down.shape[1] != columns:
+        shapes = f"gate_up_proj is [{both.shape[1]}, {columns}] and down_proj [{down.shape[1]}, {inner}]"
+        raise ValueError(f"{layer}: of each expert, {shapes}; expected [2 I, K] and [K, I]")
 
 
 class _Float8GroupedProduct(torch.autograd.Function):

@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Set
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits
+from torch_tile.diagnostics.arguments import explains_misfits, renames
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.ops.checks import check_auxiliary, check_broadcasts
+from torch_tile.ops.attention_common import check_batched
+from torch_tile.ops.checks import (
+    check_auxiliary,
+    check_broadcasts,
+    check_device,
+    check_dims,
+    check_floating,
+    check_vector,
+    require_value,
+)
+from torch_tile.ops.losses import is_in_autocast
 
 Tensor = torch.Tensor
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -68,6 +80,7 @@ def attend(
 
 
 @explains_misfits
+@renames(cu_seqlens_q="q_starts", cu_seqlens_k="k_starts", max_seqlen_q="most_queries", max_seqlen_k="most_keys")
 def attend_varlen(
     q: Tensor,
     k: Tensor,
@@ -124,7 +137,19 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
     With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
     """
+    if not torch.compiler.is_compiling():
+        check_device("attention", "lse", lse, "out", out)
+        check_broadcasts("attention", "lse", lse, out.shape[:-1], "out without its last dimension")
+    _check_sinks(sinks, lse.shape[-1], out)
     return out * torch.sigmoid(lse - sinks.to(lse.dtype))[..., None].to(out.dtype)
+
+
+def _check_sinks(sinks: Tensor, heads: int, like: Tensor) -> None:
+    """Refuse sinks that are not floats `[H]`, or on another device."""
+    if not torch.compiler.is_compiling():
+        check_floating("attention", sinks=sinks)
+        check_device("attention", "sinks", sinks, "q", like)
+        check_vector("attention", "sinks", sinks, heads, "the heads of q")
 
 
 def visible(q_starts: Tensor, k_starts: Tensor, queries: int, keys: int, causal: bool, window: int) -> Tensor:
@@ -145,6 +170,7 @@ def visible(q_starts: Tensor, k_starts: Tensor, queries: int, keys: int, causal:
 
 
 SINKS = "sinks in training"
+LIKELY = 0.9  # how alike a keyword is to the one that was meant
 
 
 def _sinks_want_gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
@@ -156,9 +182,14 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
     """Return the cache of an attention layer's call, under either of its names.
 
     Raises:
-        TypeError: if one of the call's `others`, which are ignored, is a cache or a mask under a third name.
+        TypeError: if one of the call's `others`, which are ignored, is a cache or a mask under a third name. So is one
+            that nearly has the name of an argument.
     """
+    own = ("position_embeddings", "attention_mask", "past_key_values")
     for name, other in others.items():
+        near = [] if torch.compiler.is_compiling() or other is None else get_close_matches(name, own, 1, LIKELY)
+        if near:
+            raise TypeError(f"{name}= would be ignored; did you mean {near[0]}=?")
         if name in ("attn_mask", "mask", "key_padding_mask") and other is not None:
             raise TypeError(f"{name}= would be ignored: give it as attention_mask=")
         if hasattr(other, "update") and not isinstance(other, Mapping | Set):
@@ -185,7 +216,11 @@ def _plain(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute `attend` in plain torch, in float32 or better. Masks that the operator refuses are refused."""
+    """Compute `attend` in plain torch, in float32 or better. What the operator refuses is refused."""
+    if not torch.compiler.is_compiling():
+        require_value(0.0 <= dropout <= 1.0, lambda: f"attend: dropout is {dropout}; expected 0.0 to 1.0")
+        if not is_in_autocast(q):  # which makes dtypes alike for the operator
+            check_batched("attention", AttentionArgs(q, k, v, window=window))
     wide = torch.promote_types(q.dtype, torch.float32)
     groups, sq, skv = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     if mask is not None:
@@ -205,6 +240,7 @@ def _plain(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
+        _check_sinks(sinks, q.shape[1], q)
         scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
     empty = scores.amax(-1, keepdim=True) == float("-inf")
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
@@ -226,6 +262,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     Returns:
         `[B, H, S, R]`.
     """
+    if not torch.compiler.is_compiling():
+        check_dims("rotate", "x", x, 4, "[B, H, S, R]")
+        check_floating("rotate", x=x, cos=cos, sin=sin)
+        for name, angles in (("cos", cos), ("sin", sin)):
+            check_dims("rotate", name, angles, 3, "[B, S, R] or [1, S, R]")
+            check_broadcasts("rotate", name, angles, (x.shape[0], *x.shape[2:]), "[B, S, R] of x")
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if interleaved:
         x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)

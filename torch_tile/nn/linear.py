@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.kernels.epilogue.program import ACTIVATIONS, torch_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    name: torch_functions().get(name, lambda x: x) for name in ACTIVATIONS
-}
+_KNOWN = {**torch_functions(), "none": lambda x: x}
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: _KNOWN[name] for name in ACTIVATIONS}
 
 
 def check_activation(name: str) -> str:
@@ -40,12 +39,12 @@ class Linear(nn.Linear):
     @names_parameters
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: Size,
+        out_features: Size,
         bias: bool = True,
         activation: str = "none",
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.activation: str = check_activation(activation)
@@ -77,7 +76,7 @@ def options_of(function: Any) -> dict[str, Any]:
     """Return the attributes of an activation that its class gave it: what it computes with. Functions have none."""
     if not isinstance(function, nn.Module):
         return {}
-    return {name: value for name, value in vars(function).items() if name not in _EVERY_MODULE}
+    return {name: value for name, value in vars(function).items() if name not in _EVERY_MODULE and name != FUSED}
 
 
 def is_unchanged(function: Any, options: Mapping[str, Any]) -> bool:
@@ -92,6 +91,8 @@ def is_unchanged(function: Any, options: Mapping[str, Any]) -> bool:
 
 
 _EVERY_MODULE = frozenset(vars(nn.Module()))
+FUSED = "_tile_activation"
+"""Attribute of an activation that `replace_layers` fuses: its name in our ops, and its `options_of` then."""
 
 
 # The gated feed-forward layer of Llama and its relatives.
@@ -114,12 +115,12 @@ class GatedMLP(nn.Module):
     @names_parameters
     def __init__(
         self,
-        hidden_size: int,
-        intermediate_size: int,
+        hidden_size: Size,
+        intermediate_size: Size,
         activation: str = "silu",
         bias: bool = False,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}

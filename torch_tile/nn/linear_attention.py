@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits
+from torch_tile.diagnostics.arguments import explains_misfits, renames
 from torch_tile.nn.scans import Run, Tensor, operator, refuse
 
 Result = tuple[Tensor, Tensor | None]
@@ -38,6 +38,7 @@ def chunk_gated_delta_rule(
 
 
 @explains_misfits
+@renames(state="initial_state")
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -107,6 +108,7 @@ def chunk_gla(
 
 
 @explains_misfits
+@renames(g="gk", state="initial_state")
 def fused_recurrent_gla(
     q: Tensor,
     k: Tensor,
@@ -144,6 +146,7 @@ def chunk_simple_gla(
 
 
 @explains_misfits
+@renames(state="initial_state")
 def fused_recurrent_simple_gla(
     q: Tensor,
     k: Tensor,
@@ -227,6 +230,7 @@ def chunk_lightning_attn(
 
 
 @explains_misfits
+@renames(g="gk")
 def chunk_dplr_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -246,6 +250,7 @@ def chunk_dplr_delta_rule(
 
 
 @explains_misfits
+@renames(g="gk", state="initial_state")
 def fused_recurrent_dplr_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -267,6 +272,7 @@ def fused_recurrent_dplr_delta_rule(
 
 
 @explains_misfits
+@renames(q="r", gk="w")
 def chunk_rwkv7(
     r: Tensor,
     w: Tensor,
@@ -285,6 +291,7 @@ def chunk_rwkv7(
 
 
 @explains_misfits
+@renames(q="r", gk="w", a="kk", b="a")
 def fused_mul_recurrent_rwkv7(
     r: Tensor,
     w: Tensor,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.ops.losses import (
     check_reduction,
     cross_entropy_loss as cross_entropy,
@@ -68,8 +68,8 @@ class LinearCrossEntropyLoss(nn.Linear):
     @names_parameters
     def __init__(
         self,
-        in_features: int,
-        num_classes: int,
+        in_features: Size,
+        num_classes: Size,
         bias: bool = False,
         *,
         ignore_index: int = -100,
@@ -78,7 +78,7 @@ class LinearCrossEntropyLoss(nn.Linear):
         z_loss: float = 0.0,
         softcap: float | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, device, dtype)
         check_reduction("LinearCrossEntropyLoss", reduction)

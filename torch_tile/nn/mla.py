@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.nn.attention import PagedLatents
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear, is_product
 from torch_tile.nn.norm import RMSNorm
+from torch_tile.ops.checks import check_dims
 
 Tensor = torch.Tensor
 
@@ -55,21 +56,21 @@ class MLAAttention(nn.Module):
     @names_parameters
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
+        hidden_size: Size,
+        num_heads: Count,
         *,
-        q_lora_rank: int | None = 1536,
-        kv_lora_rank: int = 512,
-        qk_nope_head_dim: int = 128,
-        qk_rope_head_dim: int = 64,
-        v_head_dim: int = 128,
+        q_lora_rank: Size | None = 1536,
+        kv_lora_rank: Size = 512,
+        qk_nope_head_dim: Size = 128,
+        qk_rope_head_dim: Size = 64,
+        v_head_dim: Size = 128,
         bias: bool = False,
         eps: float = 1e-6,
         rope_interleave: bool = True,
         scale: float | None = None,
         layer_idx: int = 0,
         device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -121,6 +122,7 @@ class MLAAttention(nn.Module):
             TypeError: on a cache by another name.
         """
         cache = given_cache(cache, past_key_values, kwargs)
+        check_dims(type(self).__name__, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
         length = hidden_states.shape[1]
         q = hidden_states
         q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.nn.linear import check_activation
 from torch_tile.ops.checks import check_tensors
 
@@ -46,14 +46,14 @@ class RMSNorm(nn.Module):
     @names_parameters
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
+        normalized_shape: Size | Sequence[Size],
         eps: float | None = None,
         elementwise_affine: bool = True,
         activation: str = "none",
         weight_offset: float = 0.0,
         cast_first: bool = False,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int] = (last_dimension(normalized_shape),)
@@ -135,12 +135,12 @@ class LayerNorm(nn.LayerNorm):
     @names_parameters
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
+        normalized_shape: Size | Sequence[Size],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: FloatDtype | None = None,
     ) -> None:
         shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__([last_dimension(shape)], eps, elementwise_affine, bias, device, dtype)

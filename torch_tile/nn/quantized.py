@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, explains_misfits, names_parameters, renames
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
 from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
@@ -81,7 +81,7 @@ class QuantizedLinear(Frozen):
         high_first: bool = False,
         offset: int = 0,
         format: str = "",
-        compute_dtype: torch.dtype | None = None,
+        compute_dtype: FloatDtype | None = None,
         whole_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
@@ -90,6 +90,9 @@ class QuantizedLinear(Frozen):
             raise TypeError(
                 f"QuantizedLinear: words is {kind}; expected bytes [N, K * bits / 8], as pack_fields makes them"
             )
+        if bits not in (1, 2, 4, 8):
+            raise ValueError(f"QuantizedLinear: bits is {bits}; expected 1, 2, 4 or 8")
+        _check_bias("QuantizedLinear", bias, words.shape[0])
         for name, tensor in (("scales", scales), ("zeros", zeros)):
             if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] not in (1, words.shape[0])):
                 shape, rows = list(tensor.shape), words.shape[0]
@@ -133,7 +136,8 @@ class QuantizedLinear(Frozen):
         """Return the number of output features."""
         return self.words.shape[0]
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    @names_parameters
+    def dequantize(self, dtype: FloatDtype = torch.float32) -> Tensor:
         """Widen the weight to `[N, K]`."""
         fields = self.bits, self.high_first, self.offset
         widen = kernels("gemm.dequant").dequantize
@@ -141,6 +145,7 @@ class QuantizedLinear(Frozen):
         return weight if self.whole_scale is None else weight * self.whole_scale.to(dtype)
 
     @explains_misfits
+    @renames(**{"bs[0]": "words", "scales[0]": "scales", "zeros[0]": "zeros", "aux[0]": "bias", "a": "input"})
     def forward(self, input: Tensor) -> Tensor:
         """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("QuantizedLinear", input, self.in_features)
@@ -188,7 +193,9 @@ class Float8Linear(Frozen):
         self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, input_scale: Tensor | None = None
     ) -> None:
         super().__init__()
-        _check_kept("Float8Linear", weight, (torch.float8_e4m3fn, torch.float8_e5m2), scale)
+        _check_kept("Float8Linear", weight, (torch.float8_e4m3fn, torch.float8_e5m2), scale, bias)
+        if input_scale is not None and input_scale.numel() != 1:
+            raise ValueError(f"Float8Linear: input_scale has shape {list(input_scale.shape)}; expected one number")
         for name, tensor in (("weight", weight), ("scale", scale), ("input_scale", input_scale)):
             self.register_buffer(name, tensor)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -202,6 +209,7 @@ class Float8Linear(Frozen):
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach())
 
     @explains_misfits
+    @renames(a="input", b="weight", scale_b="scale", scale_a="input_scale")
     def forward(self, input: Tensor) -> Tensor:
         """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Float8Linear", input, self.weight.shape[1])
@@ -239,7 +247,7 @@ class Int8Linear(Frozen):
     @names_parameters
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, threshold: float = 0.0) -> None:
         super().__init__()
-        _check_kept("Int8Linear", weight, (torch.int8,), scale)
+        _check_kept("Int8Linear", weight, (torch.int8,), scale, bias)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, bias.requires_grad))
@@ -254,6 +262,7 @@ class Int8Linear(Frozen):
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach(), threshold)
 
     @explains_misfits
+    @renames(a="input", b="weight", scale_b="scale")
     def forward(self, input: Tensor) -> Tensor:
         """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("Int8Linear", input, self.weight.shape[1])
@@ -268,7 +277,15 @@ class Int8Linear(Frozen):
         return f"{k}, {n}, scales={list(self.scale.shape)}, threshold={self.threshold}, bias={self.bias is not None}"
 
 
-def _check_kept(layer: str, weight: Tensor, dtypes: tuple[torch.dtype, ...], scale: Tensor) -> None:
+def _check_bias(layer: str, bias: Tensor | None, features: int) -> None:
+    """Raise ValueError for a bias of another shape than `[N]`."""
+    if bias is not None and list(bias.shape) != [features]:
+        raise ValueError(f"{layer}: bias has shape {list(bias.shape)}; expected [{features}], the rows of the weight")
+
+
+def _check_kept(
+    layer: str, weight: Tensor, dtypes: tuple[torch.dtype, ...], scale: Tensor, bias: Tensor | None
+) -> None:
     """Raise TypeError for a weight of another dtype, ValueError for shapes that no layer has."""
     if weight.dtype not in dtypes:
         raise TypeError(f"{layer}: weight has dtype {weight.dtype}; expected {' or '.join(map(str, dtypes))}")
@@ -277,7 +294,9 @@ def _check_kept(layer: str, weight: Tensor, dtypes: tuple[torch.dtype, ...], sca
     n, k = weight.shape
     shapes = [[1, 1], [n, 1]] if dtypes == (torch.int8,) else [[1, 1], [n, 1], [-(-n // 128), -(-k // 128)]]
     if list(scale.shape) not in shapes:
-        raise ValueError(f"{layer}: scale has shape {list(scale.shape)}; expected {' or '.join(map(str, shapes))}")
+        wanted = f"expected {' or '.join(map(str, shapes))}, as weight has shape {list(weight.shape)}"
+        raise ValueError(f"{layer}: scale has shape {list(scale.shape)}; {wanted}")
+    _check_bias(layer, bias, n)
 
 
 def _check_linear(layer: object) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits
+from torch_tile.diagnostics.arguments import explains_misfits, renames
+from torch_tile.ops.checks import check_dims
 
 Tensor = torch.Tensor
 Run = Callable[..., Any]
@@ -24,6 +25,7 @@ def operator(name: str, *args: Any) -> Any:
 
 
 @explains_misfits
+@renames(initial_state="initial_states")
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -52,6 +54,7 @@ def causal_conv1d_fn(
         `[B, D, L]`, and with return_final_states `[B, D, W - 1]`.
     """
     refuse("causal_conv1d_fn", final_states_out=final_states_out)
+    check_dims("causal_conv1d_fn", "x", x, 3, "[B, D, L]")
     if seq_idx is not None:
         refuse("causal_conv1d_fn", initial_states=initial_states, return_final_states=return_final_states or None)
     before = None if initial_states is None else initial_states.transpose(1, 2)
@@ -65,6 +68,7 @@ def causal_conv1d_fn(
 
 
 @explains_misfits
+@renames(state="conv_state")
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -98,7 +102,7 @@ def causal_conv1d_update(
         out, state = run("causal_conv1d_update", token, state, weight, bias, name)
         made.append(out)
     conv_state.copy_(state)
-    return made[0] if x.dim() == 2 else torch.stack(made, -1)
+    return made[0] if x.dim() == 2 else torch.stack(made, -1) if made else torch.empty_like(x)
 
 
 @explains_misfits

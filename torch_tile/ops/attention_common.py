@@ -7,10 +7,11 @@ torch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from torch_tile.ops.registry import P, entry, in_torch, op_gradients
 from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Rule
 
+SCORES: Final = ("batch", "head", "query", "key")
+"""The dimensions of scores."""
 Sizes = Sequence[tuple[checks.Size, str]]
 """The size of each dimension, and what it is."""
 
@@ -76,6 +79,14 @@ def check_batched(op: str, args: Any) -> None:
     q, k, v, window, offset = args.q, args.k, args.v, args.window, args.q_offset
     checks.check_floating(op, q=q, k=k, v=v)
     checks.check_same_dtype(op, q=q, k=k, v=v)
+    check_shapes(op, q, k, v)
+    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
+
+
+def check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check the shapes of q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]` and v `[B, Hkv, Skv, Dv]`."""
     checks.check_dims(op, "q", q, 4, "[B, H, Sq, D]")
     checks.check_dims(op, "k", k, 4, "[B, Hkv, Skv, D]")
     checks.check_dims(op, "v", v, 4, "[B, Hkv, Skv, Dv]")
@@ -84,9 +95,6 @@ def check_batched(op: str, args: Any) -> None:
     for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
     check_heads(op, q.shape[1], k.shape[1], ": heads come second, [B, H, S, D]")
-    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
-        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
 
 
 def check_pages(
@@ -118,6 +126,49 @@ def check_pages(
         )
 
 
+def check_window(op: str, window: int, offset: Any = 0) -> None:
+    """Check how many keys a query sees, and the position of the first query."""
+    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
+    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
+
+
+def check_score(op: str, args: Any, shape: Sequence[Any]) -> None:
+    """Check the text of scores and its operands, each broadcastable to `shape`, the sizes of `SCORES`."""
+    aux, score = args.aux or (), args.score
+    for i, x in enumerate(aux):
+        checks.check_auxiliary(op, f"aux[{i}]", x, "q", args.q)
+        checks.check_broadcasts(op, f"aux[{i}]", x, shape)
+    require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
+    from torch_tile.kernels.epilogue.program import parse
+
+    parse(score, 1, len(aux), len(SCORES), f"tile.{op}: score")
+
+
+def check_most(op: str, name: str, most: Any) -> None:
+    """Check the greatest length of a sequence. A symbol is no less than 0, and no bound of it has to be guarded."""
+    if isinstance(most, int):
+        require_value(0 <= most <= FAR, lambda: f"tile.{op}: {name} is {most}; expected 0 to {FAR}")
+
+
+def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: str) -> None:
+    """Check the values of cu_seqlens on the CPU: from 0 on, not falling, within the rows, no sequence above `most`."""
+    if starts.device.type != "cpu":
+        return
+    found = starts.tolist()
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    require(
+        found[0] == 0 and all(n >= 0 for n in steps) and found[-1] <= rows,
+        lambda: f"tile.{op}: {name} is {found}; expected numbers from 0 on that do not fall, up to {of}'s {rows} rows",
+    )
+    longest = max(steps, default=0)
+    limit = name.replace("cu_seqlens", "max_seqlen")
+    require(
+        longest <= most,
+        lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {limit}, which is {most}",
+    )
+
+
 def batched_sizes(args: Any) -> list[tuple[checks.Size, str]]:
     """Return the sizes of a result `[B, H, Sq, Dv]`."""
     names = "q's batch", "q's heads", "q's length", "v's head dimension"
@@ -135,6 +186,18 @@ def check_results(op: str, args: Any, out: tuple[str, Sizes], lse: tuple[str, Si
             checks.check_size(op, name, x, dim, size, what)
     sums, found = compute_dtype(q.dtype), args.lse.dtype
     require_type(found == sums, lambda: f"tile.{op}: lse has dtype {found}; expected {sums}")
+
+
+def kv_head(heads: Any) -> str:
+    """Return the name of keys' heads in a sharding rule: a single head serves all queries, wherever they are."""
+    return "" if heads == 1 else "head"
+
+
+def counted(score: str) -> set[str]:
+    """Return the dimensions that a text counts: a shard does not know where in the whole it begins."""
+    from torch_tile.kernels.epilogue.program import parse
+
+    return {SCORES[i] for i in parse(score).inputs("i")}
 
 
 def sharding_of_backward(args: Any, forward: Rule) -> Rule:

@@ -7,7 +7,7 @@ through `torch._check`, so that under tracing they become facts or guards and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -107,6 +107,12 @@ def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, w
         _refuse_size(condition, op, name, tensor, dim, size, wanted)
 
 
+def check_sizes(op: str, name: str, tensor: torch.Tensor, sizes: Iterable[Size], wanted: str) -> None:
+    """Check that the first dimensions of the tensor are `sizes`, as `check_size` does."""
+    for dim, size in enumerate(sizes):
+        check_size(op, name, tensor, dim, size, wanted)
+
+
 def _refuse_size(
     condition: bool | torch.SymBool, op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str
 ) -> None:
@@ -115,9 +121,14 @@ def _refuse_size(
         condition,
         lambda: (
             f"tile.{op}: {name} has size {tensor.shape[dim]} in dimension {dim} (shape {shape_of(tensor)}); "
-            f"expected {size}, {wanted}"
+            f"expected {size}, {wanted}{_transposed(name, tensor, dim, size)}"
         ),
     )
+
+
+def _transposed(name: str, tensor: torch.Tensor, dim: int, size: Size) -> str:
+    """Return what to write for a matrix whose other dimension has the size."""
+    return f": {name}.mT?" if tensor.dim() == 2 and tensor.shape[1 - dim] == size else ""
 
 
 def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wanted: str) -> None:
@@ -127,15 +138,31 @@ def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wa
         check_size(op, name, tensor, 0, size, wanted)
 
 
+def check_positions(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str, **beside: torch.Tensor) -> None:
+    """Check a tensor of positions or numbers: int32, of so many dimensions, on the device of the tensor `beside`."""
+    require_type(
+        tensor.dtype == torch.int32, lambda: f"tile.{op}: {name} has dtype {tensor.dtype}; expected torch.int32"
+    )
+    check_dims(op, name, tensor, dims, meaning)
+    for other_name, other in beside.items():
+        check_device(op, name, tensor, other_name, other)
+
+
 def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size], of: str = "") -> None:
     """Check that the tensor broadcasts to exactly `shape`. `of` names the tensor that has this shape."""
     wanted = lambda: (  # noqa: E731
         f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}{of and ', as '}{of}"
+        + (f": {name}[:, None, None]?" if _is_of_rows(tensor, shape) else "")
     )
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
         if not known_one(got):
             require(got == full, wanted)
+
+
+def _is_of_rows(mask: torch.Tensor, shape: Sequence[Size]) -> bool:
+    """Return whether a tensor has the first and the last of four dimensions, as masks of padding have."""
+    return len(shape) == 4 and mask.dim() == 2 and list(mask.shape) == [shape[0], shape[-1]]
 
 
 def known_one(size: Size) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits
+from torch_tile.diagnostics.arguments import explains_misfits, renames
 from torch_tile.ops.checks import check_tensors
 from torch_tile.ops.recomputed import gradients_of
 
@@ -16,6 +16,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 @explains_misfits
+@renames("cross_entropy", logits="input")
 def cross_entropy_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -43,6 +44,8 @@ def cross_entropy_loss(
         A scalar, or target's shape for "none", in float32 (float64 for float64), where torch rounds to input's dtype.
     """
     check_tensors("cross_entropy", input=input, target=target)
+    if target.is_floating_point() and not input.is_floating_point():
+        raise TypeError(f"cross_entropy: input has dtype {input.dtype}; expected floats: the input comes first")
     _check("cross_entropy", target, reduction)
     logits = input.movedim(1, -1) if input.dim() > 2 else input
     loss, _ = torch.ops.tile.cross_entropy(logits, target, weight, ignore_index, label_smoothing, z_loss)
@@ -51,6 +54,7 @@ def cross_entropy_loss(
 
 
 @explains_misfits
+@renames("linear_cross_entropy", hidden="input", weight="linear_weight", bias="linear_bias", class_weight="weight")
 def linear_cross_entropy_loss(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
@@ -110,12 +114,17 @@ def linear_cross_entropy_loss(
     return loss if scale is None else loss / scale
 
 
+def is_in_autocast(x: torch.Tensor) -> bool:
+    """Return whether autocast is on for a tensor's device; some devices, as meta, have none."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def _runs_in_half(x: torch.Tensor) -> bool:
     """Return whether an operator that takes part in autocast computes in float16."""
-    kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    if x.dtype == torch.float64 or not is_in_autocast(x):
         return x.dtype == torch.float16
-    return torch.get_autocast_dtype(kind) == torch.float16
+    return torch.get_autocast_dtype(x.device.type) == torch.float16
 
 
 def _is_plain(tensors: Any) -> bool:

@@ -43,7 +43,7 @@ class BaseLauncher:
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`, in the order of the parameters without those of `out_idx`; return the results."""
+        """Run on `args`, in the order of the parameters without those of `out_idx`; return the result, or a list."""
         if named:
             self.binding.refuse_names(named)
         if len(args) != len(self.given):
@@ -59,7 +59,7 @@ class BaseLauncher:
         params = [values[p] for p in program.params if isinstance(p, Buffer)]
         self.call([*params, *results, *scratch], sizes, scalars)
         returned = [*made.values(), *results]
-        return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
+        return None if not returned else returned[0] if len(returned) == 1 else returned
 
     def sizes_of(self, args: Sequence[Any]) -> Sizes:
         """Return the run-time sizes; arguments of a known form are not checked again."""

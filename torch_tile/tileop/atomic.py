@@ -65,7 +65,7 @@ class Atomic(RegisteredOp):
             raise error("atomic_target", None, op=cls.op_name, got=type(dst).__name__)
         source = None if isinstance(value, Expr) or is_number(value) else region_of(value)
         if source is None:
-            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype), order, use_tma)
+            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer), order, use_tma)
         if isinstance(dst, Load):
             target = extend_head(target, source)
         return cls(target, source, order, use_tma)

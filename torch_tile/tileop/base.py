@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from torch_tile.diagnostics.arguments import shown
 from torch_tile.diagnostics.errors import Diagnostic, TileError, error
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
@@ -51,6 +52,10 @@ class RegisteredOp(TileOp):
     def check(self) -> list[Diagnostic]:
         """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
+
+    def doubts(self) -> list[Diagnostic]:
+        """Return a diagnostic for what is right, and hardly meant."""
+        return []
 
     def accesses(self) -> tuple[list[Region], list[Region]]:
         """Return the regions that the op reads, and those that it writes."""
@@ -150,7 +155,7 @@ def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         near = nearest(str(value), [str(k) for k in known])
         fix = f"did you mean {near!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
-        raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {value!r}"[:80], fix=fix)
+        raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {shown(value)}", fix=fix)
 
 
 def is_one(extent: Expr) -> bool:
@@ -167,6 +172,14 @@ def number_of(extent: Expr) -> int:
 def squeezed(region: Region) -> tuple[Expr, ...]:
     """Return the region's extents without those that are 1."""
     return tuple(e for e in region.extents if not is_one(e))
+
+
+def inside(region: Region) -> list[Expr]:
+    """Return the conditions that a region lies inside its buffer."""
+    found = []
+    for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
+        found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]
+    return found
 
 
 def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
@@ -256,14 +269,14 @@ def identity_of(op: str, dtype: dt.DType) -> Const:
     return const(dt.limits(dtype)[not lowest], dtype)
 
 
-def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
-    """Convert a scalar argument to `dtype`. Raises TileError for a float that is no whole number, as an integer."""
+def scalar(value: Any, op: str, buffer: Buffer) -> Expr:
+    """Convert a scalar argument of `op` to the dtype of `buffer`. Raises TileError for a fraction as an integer."""
     from torch_tile.ir.expr import cast, constant_to_store
 
-    given = constant_to_store(value, dtype, op)
-    if given.dtype.is_float and dtype.is_integer:
-        raise error("wrong_dtype_store", None, value=given.dtype, buffer=op, want=dtype)
-    return cast(given, dtype)
+    given = constant_to_store(value, buffer.dtype, op)
+    if given.dtype.is_float and buffer.dtype.is_integer:
+        raise error("wrong_dtype_store", None, value=given.dtype, buffer=buffer.name, want=buffer.dtype)
+    return cast(given, buffer.dtype)
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:

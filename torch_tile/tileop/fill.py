@@ -44,7 +44,7 @@ class Fill(RegisteredOp):
         region = need_region(buffer, "fill", "buffer")
         if not isinstance(value, Expr) and not is_number(value):
             raise error("fill_value", None, got="a buffer" if region_of(value) is not None else type(value).__name__)
-        return cls(region, scalar(value, "T.fill", region.buffer.dtype))
+        return cls(region, scalar(value, "T.fill", region.buffer))
 
     def check(self) -> list[Diagnostic]:
         """Return no diagnostics: `build` checks all arguments."""

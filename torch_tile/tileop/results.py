@@ -35,13 +35,13 @@ def writes_nothing(program: Program) -> list[Diagnostic]:
     speaks = any(contains(k.body, Print, Assert, Do) for k in program.kernels)
     if speaks or program.outputs or not any(isinstance(p, Buffer) for p in program.params):
         return []
-    written = (b for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address) for b in _touched(n))
+    written = (b for k in program.kernels for n in find(k.body, RegisteredOp, Store, Address) for b in _written(n))
     if any(b.scope == "global" for b in written):
         return []
     return [diagnose("writes_nothing", next((k.span for k in program.kernels), None), name=program.name)]
 
 
-def _touched(node: RegisteredOp | Store | Address) -> list[Buffer]:
+def _written(node: RegisteredOp | Store | Address) -> list[Buffer]:
     """Return the buffers that a statement writes, or that a pointer leads to."""
     return [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
 
@@ -87,7 +87,7 @@ def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
     """
     missing = dict.fromkeys(tensors)
     for node in (n for k in program.kernels if missing for n in find(k.body, RegisteredOp, Store, Address)):
-        for buffer in _touched(node):
+        for buffer in _written(node):
             missing.pop(buffer.base or buffer, None)
         if not missing:
             break

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import torch_tile as tile
+import torch_tile.language as T
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
@@ -213,6 +215,8 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (1, 130, 200, False, replace(APART, persistent=2), 0),
         (3, 290, 330, True, replace(APART, persistent=4, paired=True), 0),  # 15 tiles: a pair of two heads, half a pair
         (1, 150, 200, False, replace(APART, persistent=4, paired=True), 0),  # two blocks without a tile
+        (3, 290, 330, True, replace(APART, persistent=2, paired=True, rounds_by_length=2), 0),  # parts of two heads
+        (3, 330, 330, True, replace(APART, persistent=4, paired=True, rounds_by_length=1), 0),  # two rounds of pairs
     ],
 )
 def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, splits):
@@ -235,11 +239,68 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, spl
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("width, paired", [(128, False), (128, True), (96, False)])
-def test_warps_of_persistent_blocks_do_not_meet(width, paired):
+@tile.jit
+def tiles_in_order(config):
+    """Store the tile that each persistent block takes in each wave: the block of rows and the head."""
+    heads, blocks, places = T.dynamic("heads, blocks, places")
+
+    @T.prim_func
+    def order(x: T.Tensor((heads, blocks), T.float32), out: T.Tensor((places, 2), T.int32)):
+        with T.Kernel(config.persistent, threads=32) as block:
+            for wave in T.serial(config.waves(block, heads * blocks)):
+                rows, head = config.tile(wave, block, blocks, heads, heads * blocks)
+                out[wave * config.persistent + block, 0] = rows
+                out[wave * config.persistent + block, 1] = head
+
+    return order
+
+
+def order_of(config, heads, blocks):
+    """Return the tiles by waves and blocks, `[waves, blocks, 2]`; -1 where a block has none."""
+    waves = -(-heads * blocks // config.persistent) + 2  # by pairs alone some blocks have two more
+    out = torch.full((waves * config.persistent, 2), -1, dtype=torch.int32)
+    tiles_in_order(config)(torch.empty(heads, blocks), out)
+    return out.view(waves, config.persistent, 2)
+
+
+@pytest.mark.parametrize("order", [{}, *({"paired": True, "rounds_by_length": n} for n in range(4))], ids=str)
+@pytest.mark.parametrize("persistent", [1, 3, 4, 132])
+def test_persistent_blocks_take_each_tile_once(persistent, order):
+    config = Config(persistent=persistent, **order)
+    for heads, blocks in [(1, 1), (1, 60), (2, 13), (3, 5), (7, 4), (29, 3), (64, 1), (32, 32), (40, 17), (9, 131)]:
+        taken = order_of(config, heads, blocks).flatten(0, 1).tolist()
+        every = [[rows, head] for rows in range(blocks) for head in range(heads)]
+        assert sorted(one for one in taken if one != [-1, -1]) == every, (heads, blocks)
+
+
+@pytest.mark.parametrize("heads, blocks, rounds", [(32, 16, 1), (64, 16, 2), (32, 32, 2), (64, 32, 2), (40, 32, 2)])
+def test_shares_of_persistent_blocks_are_even(heads, blocks, rounds):
+    """A tile's work is its blocks of keys. Pairs to the end leave blocks idle in the last round, 3 % of the time."""
+    config = Config(persistent=132, paired=True, rounds_by_length=rounds)
+    rows = order_of(config, heads, blocks)[..., 0].double()
+    shares = (rows + 1).sum(0)
+    assert float(shares.max() / shares.mean()) < 1.015
+    alone = (order_of(replace(config, rounds_by_length=0), heads, blocks)[..., 0].double() + 1).sum(0)
+    assert float(alone.max()) > float(shares.max())
+
+
+def test_pairs_keep_few_heads_in_the_cache():
+    """In whole rounds of pairs, blocks read as many heads at once as 132 pairs are; at last twice as many."""
+    order = order_of(Config(persistent=132, paired=True, rounds_by_length=2), 64, 64)
+    several = [torch.unique(wave[:, 1][wave[:, 1] >= 0]).numel() for wave in order]
+    of_pairs = 2 * (64 * 64 // (2 * 132) - 1)
+    assert max(several[:of_pairs]) <= 6 and max(several[of_pairs:]) <= 9
+
+
+@pytest.mark.parametrize(
+    "width, order",
+    [(128, {}), (128, {"paired": True}), (128, {"paired": True, "rounds_by_length": 2}), (96, {})],
+    ids=str,
+)
+def test_warps_of_persistent_blocks_do_not_meet(width, order):
     """Each stores its own rows, and no barrier stands between the tiles of a block."""
     spec = Spec(torch.bfloat16, 128, width, True, True, False, None, True, True, 8, shifted=False, lse=False)
-    config = replace(APART, block_q=128, block_kv=128, threads=256, persistent=132, ping_pong=True, paired=paired)
+    config = replace(APART, block_q=128, block_kv=128, threads=256, persistent=132, ping_pong=True, **order)
     text = flash_attention.on(HOPPER.target)(config, spec).source
     kernel = str(text)[str(text).index("__global__") :]
     assert "tma_load" in kernel and kernel.count("warp_barrier") == 2 and "named_barrier" not in kernel

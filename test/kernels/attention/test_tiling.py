@@ -96,24 +96,32 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
 
 
 @pytest.mark.parametrize(
-    "heads, length, changes, paired",
+    "heads, length, changes, rounds",
     [
-        (32, 1024, {}, True),
-        (31, 1000, {}, True),
-        (34, 1024, {}, False),  # a pair more than multiprocessors: a second round
-        (24, 1024, {}, False),
-        (32, 4096, {}, False),
-        (240, 100, {}, False),
-        (32, 1024, {"lse": True}, False),
-        (32, 1024, {"causal": False}, False),
-        (32, 1024, {"grouped": True}, False),
+        (32, 1024, {}, 0),
+        (31, 1000, {}, 0),
+        (34, 1024, {}, None),  # a pair more than multiprocessors: a second round
+        (24, 1024, {}, None),
+        (32, 2048, {}, 1),
+        (64, 2048, {}, 2),
+        (32, 4096, {}, 2),
+        (40, 4000, {}, 2),
+        (32, 4200, {}, None),  # 33 tiles a head
+        (32, 8192, {}, None),
+        (240, 100, {}, None),
+        (32, 1024, {"lse": True}, None),
+        (32, 4096, {"causal": False}, None),
+        (32, 4096, {"grouped": True}, None),
     ],
 )
-def test_pairs_measured_on_an_h200(heads, length, changes, paired):
-    """A long tile and a short one for each multiprocessor: 0.95 of the time of a block for each tile."""
+def test_pairs_measured_on_an_h200(heads, length, changes, rounds):
+    """A long tile and a short one for each multiprocessor, and even shares in the last rounds: 0.95 to 0.99 of the time
+    of a block for each tile.
+    """
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, shifted=False, lse=False)
     config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
-    assert config.paired == paired and bool(config.persistent) == paired
+    assert config.paired == bool(config.persistent) == (rounds is not None)
+    assert config.rounds_by_length == (rounds or 0)
 
 
 def test_persistent_blocks_measured_on_an_h100():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import re
 import warnings
 
 import pytest
@@ -447,7 +448,100 @@ def test_literal_indices_inside(access, index, keeps):
             T.copy(x, f)
             OUTSIDE[access](x, s, f, index)
             x[1] = y[100] + T.if_then_else(n > 100, x[0], none[0])  # sizes that are unknown, or 0
+            T.copy(s, x)
+            T.copy(f, x)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         keeps(check_kernel, kernel)
+
+
+def told(kernel):
+    """The codes of the warnings about a kernel."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_kernel(kernel.program)
+    return [code for each in caught for code in re.findall(r"\[(\w+)\]:", str(each.message))]
+
+
+COMERS = {
+    "lanes": (lambda tx: tx % 32 == 0, True),
+    "one": (lambda tx: tx == 96, False),
+    "a warp": (lambda tx: tx // 32 == 2, False),
+    "two warps": (lambda tx: tx // 32 >= 2, True),
+    "all": (lambda tx: tx >= 0, True),
+}
+
+
+@pytest.mark.parametrize("by_warp", [False, True])
+@pytest.mark.parametrize("way", ["store", "load", "barrier"])
+@pytest.mark.parametrize("come", COMERS)
+def test_bulk_copies_whose_threads_name_other_tiles(come, way, by_warp):
+    """One thread starts the copy: warn of others that would copy another tile, or for another mbarrier."""
+    passes, several = COMERS[come]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 32), "float32"), y: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding(0)
+            tile, full = T.alloc_shared((64, 32), "float32"), T.alloc_barrier([1] * 4)
+            warp = tx // 32
+            row = warp * 16 if by_warp else 16
+            if way != "store":
+                T.clear(tile)
+            else:
+                T.copy(x, tile)
+            if passes(tx):
+                if way == "store":
+                    T.tma_copy(tile[row : row + 16, :], y[row, 0])
+                elif way == "load":
+                    T.tma_copy(x[row, 0], tile[row : row + 16, :], barrier=full[0])
+                else:
+                    T.tma_copy(x[16, 0], tile[16:32, :], barrier=full[warp if by_warp else 2])
+            if way != "store":
+                for k in T.serial(4):
+                    T.mbarrier_arrive(full[k])
+                    T.mbarrier_wait_parity(full[k], 0)
+                T.copy(tile, y)
+
+    assert ("one_starts" in told(kernel)) == (by_warp and several)
+
+
+SCHEDULES = {
+    "fits": ([0, 1, 2], [0, 0, 1], None, False),
+    "stage alone": (None, [0, 0, 1], None, False),
+    "none": (None, None, None, False),
+    "too long": ([0, 1, 2, 3], [0, 0, 1, 1], None, True),
+    "too short": ([0, 1], [0, 1], None, True),
+    "not as long as each other": ([0, 1], [0, 0, 1], None, True),
+    "order alone": ([0, 1, 2], None, None, True),
+    "a place twice": ([0, 1, 1], [0, 0, 1], None, True),
+    "of groups": ([0, 1], [0, 1], [[0, 1], [2]], False),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_that_do_not_fit_the_body(name):
+    order, stage, group, doubtful = SCHEDULES[name]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 32), "float32"), y: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            tile, f = T.alloc_shared((16, 32), "float32"), T.alloc_fragment((16, 32), "float32")
+            for k in T.Pipelined(4, num_stages=2, order=order, stage=stage, group=group):
+                T.copy(x[k * 16, 0], tile)
+                T.copy(tile, f)
+                T.copy(f, y[k * 16, 0])
+
+    assert ("no_schedule" in told(kernel)) == doubtful
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float8_e4m3fn", "int32", "bool"])
+@pytest.mark.parametrize("to", ["bool", "float32", "int8"])
+def test_copies_of_floats_to_bools(dtype, to):
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), dtype), y: T.Tensor((64,), to)):
+        with T.Kernel(1, threads=64):
+            T.copy(x, y)
+
+    assert ("float_to_bool" in told(kernel)) == (to == "bool" and dtype.startswith("float"))

@@ -120,6 +120,41 @@ def test_fragments_of_other_threads_come_through_shared_memory(threads):
     torch.testing.assert_close(d, total)
 
 
+READS = {
+    "one place": (lambda sums, n, i: sums[n - 1], True),
+    "two places": (lambda sums, n, i: sums[0] + sums[n // 2], True),
+    "a place by data": (lambda sums, n, i: sums[i % n], False),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("threads", [16, 96])
+@pytest.mark.parametrize("n", [3, 8, 9])
+def test_a_few_elements_of_other_lanes_come_by_shuffles(n, threads, reads, way):
+    """Of fragments that every warp holds; the others, and those with an element chosen by data, through memory."""
+    read, known = READS[reads]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, n), "float32"), B: T.Tensor((50,), "float32"), C: T.Tensor((50,), "float32")):
+        with T.Kernel(2, threads=threads) as b:
+            rows, sums = T.alloc_fragment((16, n), "float32"), T.alloc_fragment((n,), "float32")
+            T.copy(A, rows)
+            T.reduce_sum(rows, sums, dim=0)
+            for i in T.Parallel(25):
+                C[b * 25 + i] = B[b * 25 + i] * read(sums, n, i)
+
+    a, b, c = torch.randint(-9, 9, (16, n)).float(), torch.randint(-9, 9, (50,)).float(), empty(50)
+    way(kernel, a, b, c)
+    total = a.double().sum(0)
+    assert torch.equal(c.double(), b.double() * torch.stack([read(total, n, i % 25) for i in range(50)]))
+    _, build = bound(kernel)
+    found = {word for note in build.remarks for word in ("by shuffles", "through shared") if word in note.became}
+    if known and n <= 8 and threads % 32 == 0:
+        assert found == {"by shuffles"}
+    else:
+        assert "by shuffles" not in found
+
+
 def test_nests_of_sizes_known_at_run_time():
     n, m = T.dynamic("n, m")
 

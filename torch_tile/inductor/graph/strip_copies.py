@@ -78,7 +78,7 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
     return root, groups, scale
 
 
-def drop_behind(node: Node) -> None:
+def drop_copies_of(node: Node) -> None:
     """Remove copies of `node`, also through views, that have the same place and order in memory as `node`.
 
     Results of the graph stay copies, since two results may not share memory.

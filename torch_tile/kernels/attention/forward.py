@@ -245,7 +245,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             tiles = T.min(heads * batch * blocks, MOST_TILES)
             for wave in T.serial(config.waves(bx, tiles)) if config.persistent else (0,):
                 if config.persistent:
-                    block, number = config.tile(wave, bx, blocks, T.min(heads * batch, MOST_TILES))
+                    block, number = config.tile(wave, bx, blocks, T.min(heads * batch, MOST_TILES), tiles)
                     own = T.min(heads, MOST_TILES)  # 64 bits divide slowly
                     any_head, sequence, split = number % own, number // own, 0
                 else:

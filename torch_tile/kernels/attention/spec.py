@@ -36,6 +36,8 @@ class Config:
     that run on an SM at once. `through_queries` sends the result through the shared memory of the queries, which are
     read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. With
     `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
+    `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
+    Shares are even then; by pairs alone some blocks have none in the last round.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
@@ -59,6 +61,7 @@ class Config:
     persistent: int = 0
     narrow: bool = False
     paired: bool = False
+    rounds_by_length: int = 0
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
@@ -72,20 +75,46 @@ class Config:
 
     def waves(self, block: Any, tiles: Any) -> Any:
         """Count the tiles of a persistent block, of `tiles` in all."""
-        if self.paired:
+        if self.paired and not self.rounds_by_length:
             rest, of_all = T.max(tiles - 2 * block, 0), 2 * self.persistent
             return rest // of_all * 2 + T.min(rest % of_all, 2)
         whole = tiles // self.persistent
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 
-    def tile(self, wave: Any, block: Any, blocks: Any, heads: Any) -> tuple[Any, Any]:
-        """Return the block of rows and the head that a persistent block takes in its wave; the longest come first."""
+    def tile(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
+        """Return the block of rows and the head that a persistent block takes in its wave; the longest come first.
+
+        A head has `blocks`, all heads `tiles`.
+        """
+        if self.paired and self.rounds_by_length:
+            return self._pairs_then_by_length(wave, block, blocks, heads, tiles)  # type: ignore[no-any-return]
         if self.paired:
             tile = (wave // 2 * self.persistent + block) * 2 + wave % 2
             rank = tile % blocks
             return T.if_then_else(rank % 2 == 1, rank // 2, blocks - 1 - rank // 2), tile // blocks
         tile = wave * self.persistent + self._rank(wave, block)
         return blocks - 1 - tile // heads, tile % heads
+
+    @T.macro
+    def _pairs_then_by_length(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
+        """Return the tile of a wave as `tile` does: pairs, then what is left of them by falling length."""
+        place = wave * self.persistent + self._rank(wave, block)
+        waves = T.max(tiles // (2 * self.persistent) - (self.rounds_by_length - 1), 0) * 2  # of pairs
+        pair = (wave // 2 * self.persistent + block) * 2 + wave % 2
+        rank = pair % blocks  # of a tile among those of its head: the longest, the shortest, the second longest, ..
+        in_head = T.if_then_else(rank % 2 == 1, blocks - 1 - rank // 2, rank // 2)
+        # Of the tiles from `begin` on, `left` are of a head that lacks its `long` longest ones. The others are whole.
+        begin = waves * self.persistent
+        left = (blocks - begin % blocks) % blocks
+        long, whole = (blocks - left + 1) // 2, heads - T.ceildiv(begin, blocks)
+        place = T.max(place - begin, 0)
+        above = place < long * whole
+        beside = T.logical_and(place >= long * whole, place < long * whole + left * (whole + 1))
+        width = T.max(T.if_then_else(beside, whole + 1, whole), 1)
+        place = T.max(place + T.if_then_else(beside, long, T.if_then_else(above, 0, -left)), 0)
+        in_pairs = wave < waves
+        longer = T.if_then_else(in_pairs, in_head, place // width)  # tiles of the head that are longer
+        return blocks - 1 - longer, T.if_then_else(in_pairs, pair // blocks, heads - 1 - place % width)
 
     def _rank(self, wave: Any, block: Any) -> Any:
         """Return the place of a block in a wave: every other one runs backwards, so that the shares are even."""

@@ -257,10 +257,11 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     if hopper is not None and _may_persist(config, spec):
-        paired = _is_paired(config, spec, problem, machine)
-        if paired or _is_persistent(config, spec, problem, machine):
-            lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
-            return replace(lasting, paired=paired)
+        lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
+        if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
+            return replace(lasting, paired=True, rounds_by_length=rounds)
+        if _is_persistent(config, spec, problem, machine):
+            return lasting
     return config
 
 
@@ -288,11 +289,17 @@ def _tiles(config: Config, problem: Problem) -> int:
     return problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
 
 
-def _is_paired(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Return whether each block takes a long tile and a short one, which fill all multiprocessors once."""
+def _rounds_by_length(config: Config, spec: Spec, problem: Problem, machine: Machine) -> int | None:
+    """Return how many of the last rounds of pairs go by length; None where blocks take no pairs.
+
+    Pairs of several rounds want an even number of tiles a head: of odd ones, some pairs are of two long tiles.
+    """
     pairs = _tiles(config, problem) / (2 * machine.num_sms)
     equal = spec.tile_d == spec.tile_dv == 128 and not spec.grouped and problem.rows >= 2 * config.block_q
-    return equal and verdict("attention.paired", machine.target, False, pairs=pairs)
+    if not equal or (pairs > 1 and -(-problem.rows // config.block_q) % 2):
+        return None
+    found: int | None = verdict("attention.rounds_by_length", machine.target, None, pairs=pairs, keys=problem.keys)
+    return found
 
 
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:

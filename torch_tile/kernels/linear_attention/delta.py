@@ -41,6 +41,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     begin_state,
     chunks_of,
     config_for,
+    join,
     learn,
     load_rows,
     load_times,
@@ -50,6 +51,8 @@ from torch_tile.kernels.linear_attention.tiles import (
     store_inverse,
     store_rows,
     sum_decays,
+    sum_times,
+    teach,
     weigh_times,
 )
 
@@ -63,17 +66,18 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
     """Build the kernel for what a chunk's times do to each other: weights of errors, and the inverse for errors.
 
     Both are `[B, L, H, chunk]`; the inverse is the last of the others, if errors are learned. The weights
-    `scale q[i] . k[j] beta[j] exp(g between j and i)` give outputs.
+    `scale q[i] . k[j] beta[j] exp(g between j and i)` give outputs. Where nothing is packed, it also does what
+    `sum_decays` does.
     """
     s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
+    by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
+    given = [s.per_time(), s.per_time()] if spec.packed else [*s.times(), *[s.per_time()] * 4]
 
     @T.prim_func
     def delta_chunk_pairs(
         q: s.keys("q"),
         k: s.keys("k"),
-        decays: s.per_time(),
-        betas: s.per_time(),
-        *others: [*s.table(), *s.pairs_of_delta()],
+        *others: [*given, *s.table(), *s.pairs_of_delta()],
         weights: s.pairs(),
         slots: T.int32,
         scale: compute,
@@ -81,7 +85,7 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
         with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
             T.annotate_min_blocks_per_sm(1 if spec.packed else config.blocks)  # guarded stores take registers
             group = head // (s.h // s.g)
-            first, count = place_of(s, others[0] if spec.packed else None, slot)
+            first, count = place_of(s, others[2] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
             of_keys = T.alloc_fragment((size, size), compute)
@@ -90,7 +94,10 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
             factor = T.alloc_shared((size,), compute)
             T.clear(of_keys)
             T.clear(of_queries)
-            load_times(s, decays, betas, (bz, first, count, head), own, factor)
+            if spec.packed:
+                load_times(s, others[0], others[1], (bz, first, count, head), own, factor)
+            else:
+                sum_times(s, others, (bz, first, count, head), own, factor)
             for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
                 at = n * tile
                 T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
@@ -104,7 +111,10 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
                 if spec.delta:
                     of_keys[i, j] = T.if_then_else(T.logical_and(i > j, path), of_keys[i, j] * weight, 0.0)
                 of_queries[i, j] = T.if_then_else(path, of_queries[i, j] * weight * scale, 0.0)
-            store_rows(s, of_queries, weights, (bz, first, count, head, 0))
+            weight_tile = T.alloc_shared((size, size), spec.dtype) if by_tiles else of_queries
+            if by_tiles:
+                T.copy(of_queries, weight_tile)
+            store_rows(s, weight_tile, weights, (bz, first, count, head, 0))
             if spec.delta:
                 lower = T.alloc_shared((size, size), compute)
                 T.copy(of_keys, lower)
@@ -264,10 +274,11 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     transposed, `[V, K]`: then each product's result is the next one's operand in the same registers. Shared memory
     holds only what is loaded ahead. States and errors are not stored, since the gradient's own scan finds them again.
 
-    Of several segments each begins with its state of `segment_states`, and the last one stores its own.
+    Of several segments each joins what `scan_segments` found of those before it. The last one stores its own state.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     segments = config.segments
+    of_segments, parts = s.of_segments() if segments > 1 else [], len(s.pairs_of_delta())
 
     @T.prim_func
     def delta_scan_outputs(
@@ -277,7 +288,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *s.states_before_scan()],
+        *others: [*s.pairs_of_delta(), *of_segments, *s.initial()],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,
@@ -303,10 +314,15 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
             acc = T.alloc_fragment((columns, size), compute)
             inverse = T.alloc_shared((size, size), spec.dtype)
             said = T.alloc_fragment((columns, size), compute)
-            if segments == 1:
-                begin_state(s, others, state, (bz, head, at), transposed=True)
-            else:
-                T.copy(others[-1][bz, segment, head, at : at + columns, 0:rows], state)
+            begin_state(s, others, state, (bz, head, at), transposed=True)
+            if segments > 1:
+                own_states, transitions = others[parts : parts + 2]
+                own_tile = T.alloc_shared((columns, rows), compute)
+                transition = T.alloc_shared((rows, rows), spec.dtype)
+                for m in T.Pipelined(segment, num_stages=1):
+                    T.copy(own_states[bz, m, head, at : at + columns, 0:rows], own_tile)
+                    T.copy(transitions[bz, m, head, 0:rows, 0:rows], transition)
+                    join(state, before, own_tile, transition)
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
@@ -323,13 +339,13 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                learned, weighed = learn(s, v_tile, inverse, own, factor, said)
-                for i, j in T.Parallel(columns, size):
+                learned = learn(s, v_tile, inverse, own, said)
+                for i, j in T.Parallel(columns, size):  # while the errors are found
                     acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, size):
                     errors[i, j] = T.cast(learned[i, j] if spec.delta else learned[j, i], spec.dtype)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
-                T.gemm(weighed, k_tile, state)
+                teach(s, learned, factor, k_tile, state)
                 for i, j in T.Parallel(columns, size):
                     results[j, i] = T.cast(acc[i, j], spec.dtype)
                 T.copy(results, out_tile)
@@ -415,7 +431,10 @@ class Chunks:
         times = [] if channels else [args.g]
         times += [] if args.beta is None else [args.beta]
         sums = self.decays, self.betas, self.seen, self.left
-        self.run(sum_decays, *times, *self.starts, *self.table, *sums, self.slots, self.length)
+        self.times = [*times, *sums]  # `chunk_pairs` adds up the decays of whole rows itself
+        if packed or channels:
+            self.run(sum_decays, *times, *self.starts, *self.table, *sums, self.slots, self.length)
+            self.times = [self.decays, self.betas]
         self.grown_q, self.grown_k, self.later = self.q, self.k, self.k
         self.sums: list[torch.Tensor] = []
         if channels:
@@ -463,11 +482,11 @@ class Chunks:
     def pairs_of_chunks(self) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Compute the inverse for errors, in a list that is empty without the delta rule, and weights of errors."""
         inverses, weights = [self.pairs()] if self.spec.delta else [], self.pairs()
-        operands = self.betas, *self.table, *self.reads, *inverses, weights, self.slots, self.scale
+        operands = *self.table, *self.reads, *inverses, weights, self.slots, self.scale
         if self.sums:
-            self.run(channel_pairs, self.q, self.k, *self.sums, *operands)
+            self.run(channel_pairs, self.q, self.k, *self.sums, self.betas, *operands)
         else:
-            self.run(chunk_pairs, self.q, self.k, self.decays, *operands)
+            self.run(chunk_pairs, self.q, self.k, *self.times, *operands)
         return inverses, weights
 
     def outputs(
@@ -476,8 +495,9 @@ class Chunks:
         """Write outputs and the last state."""
         spec = self.spec
         if self.config.fused_values and not (spec.channels or spec.packed):
-            before, spec = self.states_before(inverses)
-            operands = self.q, self.k, self.v, self.seen, self.left, weights, *inverses, *before
+            initial, spec = self.initial()
+            found = self.segment_parts(inverses) if self.segment_config.segments > 1 else []
+            operands = self.q, self.k, self.v, self.seen, self.left, weights, *inverses, *found, *initial
             results = out, last, self.slots, self.scale
             self.run(scan_outputs, *operands, *results, spec=spec, config=self.segment_config)
             return
@@ -495,16 +515,21 @@ class Chunks:
 
         more: 1 if `transitions` shall also have that of the last segment.
         """
-        segments, config, keys, values = self.segment_config.segments, self.segment_config, self.keys, self.values
-        if segments == 1:
+        if self.segment_config.segments == 1:
             return self.initial()
-        shape = self.batch, segments - 1 + more, self.heads
-        own = self.empty(*shape, values, keys)
-        self.transitions = self.empty(*shape, keys, keys, dtype=self.v.dtype)
-        operands = self.k, self.v, self.seen, self.left, *inverses
-        self.run(scan_segments, *operands, own, self.transitions, self.slots, config=config)
+        own, self.transitions = self.segment_parts(inverses, more)
         initial, spec = self.initial()
         return [self.states_from_segments(own, initial, spec)], self.spec
+
+    def segment_parts(self, inverses: list[torch.Tensor], more: int = 0) -> list[torch.Tensor]:
+        """Compute what segments add to a state of 0, and their transitions; of the last one if `more` is 1."""
+        config = self.segment_config
+        shape = self.batch, config.segments - 1 + more, self.heads
+        own = self.empty(*shape, self.values, self.keys)
+        transitions = self.empty(*shape, self.keys, self.keys, dtype=self.v.dtype)
+        operands = self.k, self.v, self.seen, self.left, *inverses
+        self.run(scan_segments, *operands, own, transitions, self.slots, spec=self.initial()[1], config=config)
+        return [own, transitions]
 
     def states_from_segments(self, own: torch.Tensor, given: list[torch.Tensor], spec: Spec) -> torch.Tensor:
         """Compute the transposed states before segments, or gradients of those behind, from those from 0."""

@@ -396,6 +396,14 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     return delta_key_gradients
 
 
+@T.macro
+def part_or_zero(values: Any, place: tuple[Any, ...]) -> Any:
+    """Return a value of a tensor `[B, H, parts, times or chunks]`; 0 for a part behind the last one."""
+    bz, head, part, at = place
+    parts = values.shape[2]
+    return T.if_then_else(part < parts, values[bz, head, T.min(part, parts - 1), at], 0.0)
+
+
 @library_jit
 def decay_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of g and beta, both `[B, L, H]`; that of beta under the delta rule only."""
@@ -424,9 +432,8 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
                 of_output = T.alloc_var(compute, 0.0)
                 of_input = T.alloc_var(compute, 0.0)
                 for n in tuple(range(most)):  # Python's numbers: all loads start at once
-                    part, inside = T.min(n, parts - 1), n < parts
-                    of_output += T.if_then_else(inside, state_outs[bz, head, part, time], 0.0)
-                    of_input += T.if_then_else(inside, state_ins[bz, head, part, time], 0.0)
+                    of_output += part_or_zero(state_outs, (bz, head, n, time))
+                    of_input += part_or_zero(state_ins, (bz, head, n, time))
                 beta = betas[bz, head, time]
                 whole = of_input + ins[bz, head, time]
                 logs[i, j] = T.if_then_else(j < count, outs[bz, head, time] + of_output - beta * whole, 0.0)
@@ -438,8 +445,7 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
             T.cumsum(logs, dim=1, reverse=True)
             for i in T.Parallel(HEADS):
                 for n in tuple(range(most)):
-                    part = ends[bz, T.min(bx * HEADS + i, s.h - 1), T.min(n, parts - 1), slot]
-                    end[i] += T.if_then_else(n < parts, part, 0.0)
+                    end[i] += part_or_zero(ends, (bz, T.min(bx * HEADS + i, s.h - 1), n, slot))
             for i, j in T.Parallel(HEADS, size):
                 if j < count:
                     dg[bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)

@@ -2,8 +2,8 @@
 """Scans of linear attention in segments of a sequence, for calls with too few heads to fill a GPU.
 
 What a segment makes of a state `[V, K]` is linear: `S X + own`, with a transition `X` of the segment and what the
-segment adds to a state of 0. All segments find both at once. A short scan joins them to the states before each
-segment. From these all segments compute their outputs at once.
+segment adds to a state of 0. All segments find both at once. Then all compute their outputs at once; each first joins
+what those before it found. Gradients join all segments by a short scan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import Any
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, power_within, typical
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.linear_attention.tiles import Config, Sizes, Spec, begin_state, learn, place_of, weigh_times
+from torch_tile.kernels.linear_attention.tiles import (
+    Config,
+    Sizes,
+    Spec,
+    begin_state,
+    join,
+    learn,
+    place_of,
+    teach,
+    weigh_times,
+)
 
 SHORTEST = 4  # chunks of a segment
 FEWEST_CHUNKS = 20  # of a sequence that is cut: the joins of 16 take longer than its segments save
@@ -53,7 +63,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
-    segments = T.dynamic("segments")
+    segments, of_segments = s.segments, s.of_segments()
 
     @T.prim_func
     def delta_scan_segments(
@@ -62,8 +72,8 @@ def scan_segments(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         *others: s.pairs_of_delta(),
-        own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
-        transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
+        own_states: of_segments[0],
+        transitions: of_segments[1],
         slots: T.int32,
     ):
         tiles = T.ceildiv(s.v, columns)
@@ -73,6 +83,9 @@ def scan_segments(config: Config, spec: Spec) -> Any:
             bz, segment = place // segments, place % segments
             group, at, row = head // (s.h // s.g), bx * columns, (bx - tiles) * columns
             run = T.ceildiv(slots, config.segments)
+            # The identity stands for the first segment's transition of a state of 0.
+            skips = T.logical_and(segment == 0, bx >= tiles) if spec.initial is None else False
+            chunks = T.if_then_else(skips, 0, T.max(T.min(run, slots - segment * run), 0))
             k_tile = T.alloc_shared((size, rows), spec.dtype)
             v_tile = T.alloc_shared((size, columns), spec.dtype)
             own = T.alloc_shared((size,), compute)
@@ -83,7 +96,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
             said = T.alloc_fragment((columns, size), compute)
             for i, j in T.Parallel(columns, rows):
                 state[i, j] = T.if_then_else(row + i == j, 1.0, 0.0)  # of values all are 0, as their rows are below 0
-            for n in T.Pipelined(T.max(T.min(run, slots - segment * run), 0), num_stages=config.stages):
+            for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, None, segment * run + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
                 T.copy(v[bz, first : first + size, head, at : at + columns], v_tile)
@@ -96,8 +109,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
                 keep = weigh_times(s, own, factor, count, own, factor)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                _, weighed = learn(s, v_tile, inverse, own, factor, said)
-                T.gemm(weighed, k_tile, state)
+                teach(s, learn(s, v_tile, inverse, own, said), factor, k_tile, state)
             if bx < tiles:
                 T.copy(state, own_states[bz, segment, head, at : at + columns, 0:rows])
             else:
@@ -114,12 +126,12 @@ def join_segments(config: Config, spec: Spec) -> Any:
     of what a segment adds.
     """
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.keys, config.fused_values
-    segments, size, reverse = T.dynamic("segments"), config.segments, spec.reverse
+    of_segments, size, reverse = s.of_segments(), config.segments, spec.reverse
 
     @T.prim_func
     def delta_join_segments(
-        own_states: T.Tensor((s.sequences, segments, s.h, s.v, s.k), compute),
-        transitions: T.Tensor((s.sequences, segments, s.h, s.k, s.k), spec.dtype),
+        own_states: of_segments[0],
+        transitions: of_segments[1],
         *others: s.initial(),
         segment_states: s.segment_states(),
     ):
@@ -137,9 +149,7 @@ def join_segments(config: Config, spec: Spec) -> Any:
                 T.copy(transitions[bz, segment, head, 0:rows, 0:rows], transition)
                 T.copy(state, stored)
                 T.copy(stored, segment_states[bz, segment, head, at : at + columns, 0:rows])
-                T.copy(state, before)
-                T.copy(own_tile, state)
-                T.gemm(before, transition, state, transpose_B=reverse)
+                join(state, before, own_tile, transition, reverse)
             T.copy(state, segment_states[bz, 0 if reverse else size - 1, head, at : at + columns, 0:rows])
 
     return delta_join_segments

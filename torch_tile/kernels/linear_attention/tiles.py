@@ -148,6 +148,7 @@ class Sizes:
         self.b, self.length, self.h, self.g = T.dynamic("b, length, h, g")
         self.k, self.v = (dynamic(name, spec.vector) for name in ("k", "v"))
         self.slots_of, self.sequences, self.starts_of = T.dynamic("slots_of, sequences, starts_of")
+        self.segments = T.dynamic("segments")
         self.state_shape = self.sequences, self.h, self.k, self.v
         self.config, self.spec = config, spec
 
@@ -171,6 +172,12 @@ class Sizes:
     def per_time(self) -> Any:
         """Return the type of numbers for each time, `[B, H, padded]`: rows are whole chunks."""
         return T.Tensor((self.b, self.h, dynamic("padded", self.config.chunk)), self.spec.compute)
+
+    def times(self) -> list[Any]:
+        """Return the types of g, unless channels decay, and of beta, if there is one, both `[B, L, H]`."""
+        spec, shape = self.spec, (self.b, self.length, self.h)
+        given = [] if spec.channels else [strided("g", shape, spec.g, unit=False)]
+        return given if spec.beta is None else [*given, strided("beta", shape, spec.beta, unit=False)]
 
     def of_channels(self) -> Any:
         """Return the type of numbers for each channel of a head's keys, `[B, L, H, K]`."""
@@ -231,6 +238,14 @@ class Sizes:
         """Return the type of the transposed state before each segment, `[sequences, segments, H, V, K]`."""
         return T.Tensor((self.sequences, self.config.segments, self.h, self.v, self.k), self.spec.compute)
 
+    def of_segments(self) -> list[Any]:
+        """Return the types of what segments add to a state of 0, `[sequences, segments, H, V, K]`, and of their
+        transitions, `[sequences, segments, H, K, K]`.
+        """
+        shape = self.sequences, self.segments, self.h
+        own = T.Tensor((*shape, self.v, self.k), self.spec.compute)
+        return [own, T.Tensor((*shape, self.k, self.k), self.spec.dtype)]
+
     def table(self) -> list[Any]:
         """Return the type of the table of chunks, in a list that is empty without one."""
         return [T.Tensor((self.slots_of, 2), "int32")] if self.spec.packed else []
@@ -284,6 +299,29 @@ def load_times(s: Any, decays: Any, betas: Any, place: tuple[Any, ...], logs: An
 
 
 @T.macro
+def sum_times(s: Any, others: Any, place: tuple[Any, ...], logs: Any, rates: Any) -> None:
+    """Add up the decays of a chunk and load its betas. Store what `sum_decays` does, where nothing is packed.
+
+    others: the operands of `sum_decays`.
+    """
+    (bz, first, count, head), compute, at = place, s.spec.compute, len(s.times())
+    decays, betas, seen, left = others[at : at + 4]
+    for i in T.Parallel(logs.shape[0]):
+        time = T.min(first + i, s.length - 1)
+        logs[i] = T.if_then_else(i < count, T.cast(others[0][bz, time, head], compute) * LOG2_E, 0.0)
+        rate = T.cast(others[1][bz, time, head], compute) if s.spec.delta else 1.0
+        rates[i] = T.if_then_else(i < count, rate, 0.0)
+    T.cumsum(logs, dim=0)
+    for i in T.Parallel(logs.shape[0]):
+        inside, log = i < count, logs[i]
+        rest = T.exp2(T.if_then_else(inside, logs[T.max(count - 1, 0)] - log, 0.0))
+        decays[bz, head, first + i] = log
+        betas[bz, head, first + i] = rates[i]
+        seen[bz, head, first + i] = T.if_then_else(inside, T.exp2(log), 0.0)
+        left[bz, head, first + i] = rest * rates[i]
+
+
+@T.macro
 def begin_state(s: Any, others: Any, state: Any, place: tuple[Any, ...], transposed: bool = False) -> None:
     """Begin a head's state with the initial one, the last of `others`, or with 0 where there is none.
 
@@ -323,15 +361,13 @@ def weigh_times(s: Any, seen: Any, left: Any, count: Any, own: Any, factor: Any)
 
 
 @T.macro
-def learn(s: Any, v_tile: Any, inverse: Any, own: Any, factor: Any, said: Any) -> Any:
-    """Find what a chunk learns: errors `[V, C]`, or without the delta rule values `[C, V]`. Return it as it is, and
-    weighed for the transposed state, `[V, C]`.
+def learn(s: Any, v_tile: Any, inverse: Any, own: Any, said: Any) -> Any:
+    """Return what a chunk learns: errors `[V, C]`, or without the delta rule values `[C, V]`.
 
     said: what the state before says of the values, `[V, C]`.
     """
     (size, columns), dtype, compute = v_tile.shape, s.spec.dtype, s.spec.compute
     values = T.alloc_fragment((size, columns), dtype)
-    weighed = T.alloc_fragment((columns, size), dtype)
     T.copy(v_tile, values)
     if s.spec.delta:
         rest = T.alloc_fragment((columns, size), dtype)
@@ -339,11 +375,29 @@ def learn(s: Any, v_tile: Any, inverse: Any, own: Any, factor: Any, said: Any) -
         for i, j in T.Parallel(columns, size):
             rest[i, j] = T.cast(T.cast(values[j, i], compute) - own[j] * said[i, j], dtype)
         T.gemm(rest, inverse, found, transpose_B=True, clear_accum=True)
+    return found if s.spec.delta else values
+
+
+@T.macro
+def teach(s: Any, learned: Any, factor: Any, k_tile: Any, state: Any) -> None:
+    """Add what a chunk learns to the transposed state `[V, K]`, weighed by what each time leaves to it."""
+    columns, size = state.shape[0], k_tile.shape[0]
+    weighed = T.alloc_fragment((columns, size), s.spec.dtype)
     for i, j in T.Parallel(columns, size):
-        error = found[i, j] if s.spec.delta else T.cast(values[j, i], compute)
-        weighed[i, j] = T.cast(error * factor[j], dtype)
-    learned = found if s.spec.delta else values
-    return learned, weighed
+        error = learned[i, j] if s.spec.delta else T.cast(learned[j, i], s.spec.compute)
+        weighed[i, j] = T.cast(error * factor[j], s.spec.dtype)
+    T.gemm(weighed, k_tile, state)
+
+
+@T.macro
+def join(state: Any, before: Any, own: Any, transition: Any, reverse: bool = False) -> None:
+    """Turn the transposed state before a segment into the one behind it; in reverse, gradients of them.
+
+    before: a tile in the dtype of products. own, transition: what `scan_segments` found.
+    """
+    T.copy(state, before)
+    T.copy(own, state)
+    T.gemm(before, transition, state, transpose_B=reverse)
 
 
 @T.macro
@@ -442,12 +496,10 @@ def sum_decays(config: Config, spec: Spec) -> Any:
 
     `seen` and `left` are what each time sees of the state before its chunk, and leaves to the one behind.
     Where channels decay, these decays are 0; without beta, betas are 1. For packed sequences it also writes the table
-    of chunks.
+    of chunks. `chunk_pairs` does all of this where nothing is packed and no channel decays.
     """
     s, compute, size = Sizes(config, spec), spec.compute, config.chunk
-    given = [] if spec.channels else [strided("g", (s.b, s.length, s.h), spec.g, unit=False)]
-    if spec.beta is not None:
-        given.append(strided("beta", (s.b, s.length, s.h), spec.beta, unit=False))
+    given = s.times()
 
     @T.prim_func
     def linear_attention_sum_decays(

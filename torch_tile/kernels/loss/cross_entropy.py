@@ -469,7 +469,7 @@ def cross_entropy(
     lse = torch.empty(target.shape, dtype=compute, device=logits.device) if lse is None else lse
     x = as_rows(logits)
     kernel, weights = _kernel(loss_rows, (x,), target, args.weight, args.label_smoothing, config)
-    kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *_scalars(args))
+    kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *_last_arguments(args))
     return loss, lse
 
 
@@ -487,12 +487,12 @@ def cross_entropy_backward(
     x = as_rows(logits)
     result = out.view(x.shape)
     kernel, weights = _kernel(gradient_rows, (x, result), target, args.weight, args.label_smoothing, config)
-    kernel(args.grad.reshape(-1), x, target.reshape(-1), args.lse.reshape(-1), *weights, result, *_scalars(args))
+    kernel(args.grad.reshape(-1), x, target.reshape(-1), args.lse.reshape(-1), *weights, result, *_last_arguments(args))
     return out
 
 
-def _scalars(args: Any) -> tuple[int, float, float]:
-    """Return the scalars of a kernel."""
+def _last_arguments(args: Any) -> tuple[int, float, float]:
+    """Return what each kernel takes last: the ignored class, the share of smoothing, the weight of log(z)^2."""
     return int(args.ignore_index), float(args.label_smoothing), float(args.z_loss)
 
 

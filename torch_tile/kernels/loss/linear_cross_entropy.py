@@ -135,7 +135,10 @@ def linear_cross_entropy_gradients(
     dbias: torch.Tensor | None = None,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `gradients_reference`. The results may be given, contiguous; `chunk` is a number of rows."""
+    """Compute the loss and its gradients as `gradients_reference` does, `chunk` rows at a time.
+
+    The results may be given, contiguous.
+    """
     args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
     hidden, weight, bias, of_hidden, of_weight = args.hidden, args.weight, args.bias, args.of_hidden, args.of_weight
     compute = compute_dtype(hidden.dtype)

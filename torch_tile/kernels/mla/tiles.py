@@ -151,7 +151,7 @@ class Halves:
         return list(range(self.tiles[half].shape[1] // PANEL))
 
     def panel(self, half: int, n: int) -> Any:
-        """Return a panel of a half."""
+        """Return the columns of a half that come as copy `n`."""
         return self.tiles[half][:, n * PANEL : (n + 1) * PANEL]
 
     def values(self, half: int) -> Any:

@@ -8,13 +8,13 @@ alone. So are stores in loops that read the place, as sums do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
-from torch_tile.ir.idmap import IdSet
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, Rewriter, contains, find
 from torch_tile.ir.stmt import Alloc, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
@@ -24,13 +24,10 @@ def block_races(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for each store by all blocks of a grid to one place, with values of their own."""
     found: list[Diagnostic] = []
     for kernel in program.kernels:
-        several = [v for v, n in zip(kernel.blocks, kernel.grid, strict=True) if isinstance(n, Const) and n.value > 1]
-        if not several or kernel.cluster != (1, 1, 1) or _is_ordered(kernel):
-            continue
-        flow = _OfBlocks([*kernel.blocks])
-        while flow.pass_over(kernel):
-            pass
-        found += flow.races
+        steps = zip(kernel.blocks, kernel.grid, strict=True)
+        several = [var for var, n in steps if isinstance(n, Const) and n.value > 1]
+        if several and kernel.cluster == (1, 1, 1) and not _is_ordered(kernel):
+            found += _OfBlocks(kernel.body, several).races
     return found
 
 
@@ -38,15 +35,10 @@ def iteration_races(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for each store by all iterations of a T.Parallel to one place, with values of their own."""
     found: list[Diagnostic] = []
     for loop in find(program, For):
-        if loop.kind is not LoopKind.PARALLEL or _is_ordered(loop):
-            continue
-        for var, stop in zip(loop.vars, loop.stops, strict=True):
-            if isinstance(stop, Const) and stop.value < 2:
-                continue
-            flow = _OfIterations([var])
-            while flow.pass_over(loop):
-                pass
-            found += flow.races
+        if loop.kind is LoopKind.PARALLEL and not _is_ordered(loop):
+            steps = zip(loop.vars, loop.stops, strict=True)
+            several = [var for var, stop in steps if not isinstance(stop, Const) or stop.value > 1]
+            found += _OfIterations(loop.body, several).races
     return found
 
 
@@ -59,42 +51,53 @@ def _is_ordered(node: Kernel | For) -> bool:
 
 
 class _OfBlocks(Rewriter):
-    """Follow values that depend on the block through names, tiles and loops; collect the stores that race."""
+    """Follow values that depend on block indices through names, tiles and loops; collect the stores that race.
 
-    def __init__(self, blocks: Iterable[Var]) -> None:
-        self.names: IdSet[Any] = IdSet(blocks)  # names and on-chip buffers whose values depend on the block
+    A bit stands for each index, of the grid or of the T.Parallel.
+    """
+
+    def __init__(self, body: Stmt, several: Sequence[Var]) -> None:
+        self.several = several
+        # Names, on-chip buffers too, with the bits of the indices that their values depend on.
+        self.names = IdMap[Any, int]((var, 1 << n) for n, var in enumerate(several))
         self.races: list[Diagnostic] = []
-        self.around: list[Node] = []  # conditions and bounds around the statement
+        self.around = 0  # bits of the conditions and bounds around the statement
+        self.is_read_around = False  # whether these read memory
+        self.grows = bool(several)
+        while self.grows:
+            self.grows, self.races = False, []
+            self(body)
 
-    def pass_over(self, node: Kernel | For) -> bool:
-        """Visit the statements once; return whether more names than before depend on the block."""
-        before, self.races = len(self.names), []
-        self(node.body)
-        return len(self.names) > before
+    def bits(self, *nodes: Node) -> int:
+        """Return the bits that any of the nodes depends on, by the names and tiles that it reads."""
+        found = 0
+        for node in nodes:
+            for n in find(node, Var, Load, Region):
+                found |= self.names.get(n if isinstance(n, Var) else n.buffer.base or n.buffer, 0)
+        return found
 
-    def depends(self, *nodes: Node) -> bool:
-        """Return whether any of the nodes reads a name, or a tile, that depends on the block."""
-        read = (n for node in nodes for n in find(node, Var, Load, Region))
-        return any((n if isinstance(n, Var) else n.buffer.base or n.buffer) in self.names for n in read)
+    def follow(self, name: Var | Buffer, bits: int) -> None:
+        """Let a name depend on more bits."""
+        known = self.names.get(name, 0)
+        if bits & ~known:
+            self.names[name], self.grows = known | bits, True
 
     def visit_Let(self, node: Let) -> Stmt:
         """Follow a name."""
-        if self.depends(node.value):
-            self.names.add(node.var)
+        self.follow(node.var, self.bits(node.value))
         return node
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         """Follow a variable's first value."""
-        if node.init is not None and self.depends(node.init):
-            self.names.add(node.buffer)
+        if node.init is not None:
+            self.follow(node.buffer, self.bits(node.init))
         return node
 
     def visit_For(self, node: For) -> Stmt:
         """Follow a loop's variables; its bounds stand around the body."""
         bounds = (*node.starts, *node.stops)
-        if self.depends(*bounds):
-            for var in node.vars:
-                self.names.add(var)
+        for var in node.vars:
+            self.follow(var, self.bits(*bounds))
         return self._within(bounds, node, node.body)
 
     def visit_While(self, node: While) -> Stmt:
@@ -118,35 +121,55 @@ class _OfBlocks(Rewriter):
             self._write(node, region.buffer, region.starts, values)
         return node
 
-    def _within(self, outer: Iterable[Node], node: Stmt, *bodies: Stmt) -> Stmt:
+    def _within(self, outer: Sequence[Expr], node: Stmt, *bodies: Stmt) -> Stmt:
         """Visit bodies with what stands around them."""
-        depth = len(self.around)
-        self.around += outer
+        before = self.around, self.is_read_around
+        self.around |= self.bits(*outer)
+        self.is_read_around |= _reads_memory(outer)
         for body in bodies:
             self(body)
-        del self.around[depth:]
+        self.around, self.is_read_around = before
         return node
 
     def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
-        """Follow a value into a tile, or report its store to memory of all blocks."""
-        own, apart = self.depends(*values), self.depends(*self.around, *place)
-        if buffer.scope != "global":
-            if own or apart:
-                self.names.add(buffer.base or buffer)
-        elif own and not apart and not any(contains(each, Load, Call) for each in (*self.around, *place)):
-            self.races.append(diagnose("block_race", node.span, buffer=buffer.name))
+        """Follow a value into a tile, or report its store to memory of all."""
+        own, apart = self.bits(*values), self.around | self.bits(*place)
+        if not self.is_of_all(buffer):
+            self.follow(buffer.base or buffer, own | apart)
+        elif own & ~apart and not self.is_read_around and not _reads_memory(place) and self.is_lost(buffer, values):
+            index = next(var for n, var in enumerate(self.several) if own & ~apart & 1 << n)
+            self.races.append(self.race(node, buffer.name, index.name))
+
+    def race(self, node: Stmt, buffer: str, index: str) -> Diagnostic:
+        """Return the diagnostic for a store."""
+        return diagnose("block_race", node.span, buffer=buffer, index=index)
+
+    def is_of_all(self, buffer: Buffer) -> bool:
+        """Return whether all blocks write the same memory."""
+        return buffer.scope == "global"
+
+    def is_lost(self, buffer: Buffer, values: Sequence[Node]) -> bool:
+        """Return whether a later store loses these values."""
+        return True
 
 
 class _OfIterations(_OfBlocks):
-    """Follow values that depend on one index of a T.Parallel, and collect the stores that race."""
+    """Follow values that depend on the indices of a T.Parallel, and collect the stores that race."""
 
-    def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
-        """Follow a value into a variable of the iteration, or report its store to memory of all."""
-        own, apart = self.depends(*values), self.depends(*self.around, *place)
-        if buffer.scope in ("var", "local"):
-            if own or apart:
-                self.names.add(buffer.base or buffer)
-        elif own and not apart and not any(contains(each, Load, Call) for each in (*self.around, *place)):
-            read = (n.buffer.base or n.buffer for each in values for n in find(each, Load, Region))
-            if not any(one is (buffer.base or buffer) for one in read):
-                self.races.append(diagnose("iteration_race", node.span, buffer=buffer.name))
+    def race(self, node: Stmt, buffer: str, index: str) -> Diagnostic:
+        """Return the diagnostic for a store."""
+        return diagnose("iteration_race", node.span, buffer=buffer, index=index)
+
+    def is_of_all(self, buffer: Buffer) -> bool:
+        """Return whether all iterations write the same memory: it is no variable."""
+        return buffer.scope not in ("var", "local")
+
+    def is_lost(self, buffer: Buffer, values: Sequence[Node]) -> bool:
+        """Return whether a later store loses these values: it reads no earlier ones, as sums do."""
+        read = (n.buffer.base or n.buffer for each in values for n in find(each, Load, Region))
+        return not any(one is (buffer.base or buffer) for one in read)
+
+
+def _reads_memory(nodes: Sequence[Expr]) -> bool:
+    """Return whether any of the nodes reads memory or calls a function."""
+    return any(contains(each, Load, Call) for each in nodes)

@@ -35,7 +35,7 @@ from torch_tile.ir.expr import (
     unary,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contents, find
+from torch_tile.ir.node import Node, Rewriter, contents, equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -53,11 +53,13 @@ from torch_tile.ir.stmt import (
     dimensions,
 )
 from torch_tile.lowering.analysis.reachability import LOST, Path
-from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers
+from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races
 from torch_tile.lowering.common.swapped_indices import swapped_indices
+from torch_tile.lowering.common.unread_writes import unread_writes
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
+from torch_tile.lowering.pipelining.schedule import misfit
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.atomic import Atomic
 from torch_tile.tileop.base import describe, is_per_thread
@@ -79,7 +81,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     if found:
         raise TileError(*found)
     doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
-    for each in (*doubtful, *swapped_indices(program)):
+    for each in (*doubtful, *swapped_indices(program), *unread_writes(program)):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return program
 
@@ -166,6 +168,8 @@ class _Check(Rewriter):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
             self._report_divergent(loop, "T.Parallel")
+        if why := misfit(loop):
+            self.doubtful.append(diagnose("no_schedule", loop.span, why=why))
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
         self.in_pipeline |= loop.kind is LoopKind.PIPELINED
@@ -198,10 +202,10 @@ class _Check(Rewriter):
         """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
-    def _differs(self, condition: Expr, between: Divergence | None) -> bool:
+    def _diverges(self, condition: Expr, between: Divergence | None) -> bool:
         """Return whether some part of a condition may hold for some threads only, of the block or the cluster."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
-            return self._differs(condition.a, between) or self._differs(condition.b, between)
+            return self._diverges(condition.a, between) or self._diverges(condition.b, between)
         parts, known = between is not None and between.is_divergent(condition), self.ranges
         return parts and not known.prove(condition) and not known.refute(condition)
 
@@ -244,7 +248,7 @@ class _Check(Rewriter):
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
         outer = self.apart
-        self.apart = node.condition if self._differs(node.condition, self.of_cluster) else outer
+        self.apart = node.condition if self._diverges(node.condition, self.of_cluster) else outer
         self._under(node.condition, True, node.then, self._guards(node.condition, True))
         self._under(node.condition, False, node.otherwise, self._guards(node.condition, False))
         self.apart = outer
@@ -252,7 +256,7 @@ class _Check(Rewriter):
 
     def _guards(self, condition: Expr, holds: bool) -> tuple[Guard, ...]:
         """Return the parts of a branch's condition that may hold for some threads only."""
-        if not self._differs(condition, self.divergence):
+        if not self._diverges(condition, self.divergence):
             return ()
         if isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
             return (*self._guards(condition.a, holds), *self._guards(condition.b, holds))
@@ -379,11 +383,35 @@ class _Check(Rewriter):
             reads, writes = op.accesses()
             for region in (*reads, *writes):
                 self._region(region, op)
-            by_one = isinstance(op, TmaCopy)  # one of the threads that reach it
-            if not by_one and not is_per_thread((*reads, *writes)):
+            self.doubtful += op.doubts()
+            if isinstance(op, TmaCopy):
+                self._started_by_one(op)
+            elif not is_per_thread((*reads, *writes)):
                 self._report_divergent(op, f"T.{op.op_name}")
             self.children(op)
         return op
+
+    def _started_by_one(self, op: TmaCopy) -> None:
+        """Warn of threads that come to a bulk copy and name another tile than the thread that starts it."""
+        signal = () if op.barrier is None else op.barrier.indices
+        named = (*(r.start for side in (op.src, op.dst) for r in side.ranges), *signal)
+        places = list(filter(self._parts, named)) if self.runs else []
+        if not places or self.thread is None or any(holds is None for _, holds, _ in self.guards):
+            return
+        known = Substitute(self.names)
+        around = [known(c if holds else unary("not", c)) for c, holds, _ in self.guards]
+        start = self.here.start
+        numbers = passing(around, self.thread - start, len(self.here))
+        if not numbers:
+            return
+        first = op.by if op.by in numbers else numbers[0]
+        for place in map(known, places):
+            values = {n: simplify(Substitute({self.thread: const(start + n, dt.int32)})(place)) for n in numbers}
+            if not all(equal(values[first], value) for value in values.values()):
+                at, index = start + first, repr(place)
+                found = diagnose("one_starts", op.span, thread=at, index=index, value=repr(values[first]))
+                self.doubtful.append(found)
+                return
 
     def visit_Load(self, load: Load) -> Expr:
         self._element(load.buffer, load.indices, load)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guard accesses to global memory that may be outside its bounds: reads outside give 0, writes outside are dropped.
+"""Guard accesses to memory that may be outside its bounds: reads outside give 0, writes outside are dropped.
 
-The pass adds a guard only where nothing proves the bounds. Ranges of loop variables and conditions around the access
+On GPUs only global memory has guards, on CPUs tiles have them, too: there a write outside would end the process. The
+passes add a guard only where nothing proves the bounds. Ranges of loop variables and conditions around the access
 may prove them. A wide copy has one guard if it is inside or outside as a whole. Otherwise it falls back to its
 elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,20 +39,24 @@ NOTHING = Block(())
 
 def guard_bounds(program: Program) -> Program:
     """Guard every access to a global buffer that may be outside its bounds."""
-    outside = {b for b in symbols(program) if isinstance(b, Buffer) and b.scope == "global"}
-    return _Guard(outside)(program)  # type: ignore[no-any-return]
+    return _Guard({b for b in _buffers(program) if b.scope == "global"})(program)  # type: ignore[no-any-return]
+
+
+def guard_all_bounds(program: Program) -> Program:
+    """Guard every access to a tensor or a tile that may be outside its bounds."""
+    return _Guard(set(_buffers(program)))(program)  # type: ignore[no-any-return]
 
 
 class _Guard(Known):
     """Add guards to a program, with the ranges of each place."""
 
-    def __init__(self, outside: set[Buffer]):
+    def __init__(self, guarded: set[Buffer]):
         super().__init__()
-        self.outside = outside  # the buffers (by identity) in global memory
+        self.guarded = guarded  # by identity
 
     def __call__(self, node: Any) -> Any:
-        """Skip nodes that touch no global buffer."""
-        return node if self.outside.isdisjoint(symbols(node)) else super().__call__(node)
+        """Skip nodes that touch no guarded buffer."""
+        return node if self.guarded.isdisjoint(symbols(node)) else super().__call__(node)
 
     def visit_Load(self, load: Load) -> Expr:
         return self.read(self.children(load), self.missing(load.buffer, load.indices))
@@ -142,15 +147,15 @@ class _Guard(Known):
         return self(_each(step, count, body, call))  # type: ignore[no-any-return]
 
     def missing_in(self, call: Expr) -> list[Expr]:
-        """Return the unproved conditions that keep a call's operands inside global buffers."""
+        """Return the unproved conditions that keep a call's operands inside guarded buffers."""
         return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
 
     def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
-        """Return the unproved conditions that keep an access inside a global buffer.
+        """Return the unproved conditions that keep an access inside a guarded buffer.
 
         Without `upper` the last index may be too large.
         """
-        if buffer.scope != "global":
+        if buffer not in self.guarded:
             return []
         wanted = []
         for n, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
@@ -158,6 +163,11 @@ class _Guard(Known):
             if upper or n + 1 < len(indices):
                 wanted.append(binary("<", index, size))
         return [c for c in wanted if not self.ranges.prove(c)]
+
+
+def _buffers(program: Program) -> Iterator[Buffer]:
+    """Find the buffers of a program."""
+    return (b for b in symbols(program) if isinstance(b, Buffer))
 
 
 def _global(call: Call) -> Address | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Expr, Load, Var, binary, unary
+from torch_tile.ir.expr import Address, Call, Expr, Load, Var, unary
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, contains, equal, find, walk
 from torch_tile.ir.stmt import (
@@ -32,7 +32,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.clone import place_at
 from torch_tile.tileop import RegisteredOp
-from torch_tile.tileop.base import conjunction, is_one, serial, spread, squeezed
+from torch_tile.tileop.base import conjunction, inside, is_one, serial, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.parallel.nest import carried_vars
@@ -215,15 +215,7 @@ def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
 
 def _read_source_directly(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
     """Let the product read the copy's source where that lies in its buffer; elsewhere copy, and read the tile."""
-    inside = conjunction(_bounds(copy.src))
+    fits = conjunction(inside(copy.src))
     direct = replace(product, B=copy.src)
-    stmts[at] = If(unary("not", inside), Block((copy,)), NOTHING, span=copy.span)
-    stmts[product_at] = If(inside, Block((direct,)), Block((product,)), span=product.span)
-
-
-def _bounds(region: Region) -> list[Expr]:
-    """Return the conditions that a region lies inside its buffer."""
-    found = []
-    for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
-        found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]
-    return found
+    stmts[at] = If(unary("not", fits), Block((copy,)), NOTHING, span=copy.span)
+    stmts[product_at] = If(fits, Block((direct,)), Block((product,)), span=product.span)

@@ -159,7 +159,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
         good = IdMap((c.dst.buffer, c.dst.buffer) for c in body.loads if c.dst.buffer not in bad)
         groups += _groups(body, list(good.values()), stages)
         if pipelined:
-            others = [s for s in _own(body.block) if not isinstance(s, Copy) and filling(s) is not None]
+            others = [s for s in _outside_loops(body.block) if not isinstance(s, Copy) and filling(s) is not None]
             why_not += [(s, "it gathers elements") for s in others]
     pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
     if not pipelined_groups and not why_not:
@@ -211,7 +211,7 @@ def _bytes(tile: Buffer) -> int:
 def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
     """Yield a body and the bodies of the loops inside it, outer ones first; record the loads of each."""
     inner: list[Body] = []
-    for one in _own(body.block):
+    for one in _outside_loops(body.block):
         if isinstance(one, Copy) and is_load(one):
             body.loads.append(one)
         elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
@@ -221,13 +221,13 @@ def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
         yield from _bodies(each, survey)
 
 
-def _own(block: Block) -> Iterator[Stmt]:
+def _outside_loops(block: Block) -> Iterator[Stmt]:
     """Yield the statements of a block outside inner loops, including those under conditions."""
     for one in block.stmts:
         yield one
         if isinstance(one, If):
-            yield from _own(one.then)
-            yield from _own(one.otherwise)
+            yield from _outside_loops(one.then)
+            yield from _outside_loops(one.otherwise)
 
 
 def _why_not(
@@ -303,7 +303,7 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
         yield from ((e, "where it reads") for e in (*region.starts, *region.extents))
     above: Body | None = body
     while above is not None:
-        for one in _own(above.block):
+        for one in _outside_loops(above.block):
             if isinstance(one, If) and any(n is copy for n in find(one, Copy)):
                 yield one.condition, "whether it is made"
                 wanted |= IdSet(find(one.condition, Var))
@@ -311,7 +311,7 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
             for bound in (*above.loop.starts, *above.loop.stops):
                 yield bound, "how often it is made"
                 wanted |= IdSet(find(bound, Var))
-        lets = [s for s in _own(above.block) if isinstance(s, Let)]
+        lets = [s for s in _outside_loops(above.block) if isinstance(s, Let)]
         for let in reversed(lets):
             if let.var in wanted:
                 yield let.value, ""

@@ -81,13 +81,29 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
     return Schedule(tuple(items), IdMap((filled(m.stmt), 1) for m in plan.moves)) if gained else None
 
 
+def misfit(loop: For) -> str:
+    """Return why `order` and `stage` do not fit the statements of a loop; empty if they do, or are not given."""
+    if not loop.stage:
+        return "`order` is given without `stage`" if loop.order else ""
+    count = len(_scheduled(loop))
+    if len(loop.stage) != count or len(loop.order or loop.stage) != count:
+        return f"`stage` and `order` need one entry for each of {count} statements"
+    places = [place for place in loop.order if place >= 0]  # copies of stage -1 share -1
+    return "`order` gives one place twice" if len(set(places)) < len(places) else ""
+
+
+def _scheduled(loop: For) -> list[Stmt]:
+    """Return the statements of a loop that `order` and `stage` count."""
+    return [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
+
+
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
     """Return the schedule by `order` and `stage` of a loop, or the reason against it."""
-    stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
+    stmts = _scheduled(loop)
     if contains(loop.body, ArriveLast):
         return "T.arrive_last orders all that other blocks read and write"
-    if len(loop.stage) != len(stmts) or len(loop.order or loop.stage) != len(stmts):
-        return f"`stage` and `order` need one entry for each of {len(stmts)} statements"
+    if why := misfit(loop):
+        return why
     facts = Facts(list(leaves(loop.body)))
     if why := facts.why_names_change():
         return why

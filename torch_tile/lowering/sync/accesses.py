@@ -176,7 +176,7 @@ class Hazards:
         self.threads, self.first, self.polls = threads, first, polls
         self.pairs: dict[Access, dict[Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
-        self.tables: dict[Hashable, _Table | None] = {}
+        self.places: dict[Hashable, _Places | None] = {}
         self.simplify: Simplifier = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
@@ -206,7 +206,7 @@ class Hazards:
 
     def _may_conflict(self, a: Access, b: Access) -> bool:
         """Return whether two accesses to one buffer may touch the same element in different threads."""
-        x, y = self._table(a), self._table(b)
+        x, y = self._places(a), self._places(b)
         if x is None or y is None:
             if ANYWHERE in (a.count, b.count):
                 return True
@@ -234,11 +234,11 @@ class Hazards:
             return x.of_warps.conflicts(y.of_warps, shifts, False)
         return x.conflicts(y, shifts, a.collective or b.collective)
 
-    def _table(self, access: Access) -> _Table | None:
+    def _places(self, access: Access) -> _Places | None:
         """Return the places of an access, from the cache if known."""
-        if access.key not in self.tables:
-            self.tables[access.key] = _table(access, self.threads, self.first, self.simplify)
-        return self.tables[access.key]
+        if access.key not in self.places:
+            self.places[access.key] = _places(access, self.threads, self.first, self.simplify)
+        return self.places[access.key]
 
     def _differ(self, p: Expr, q: Expr) -> bool:
         """Return whether two values, each the same for all threads, certainly differ."""
@@ -307,25 +307,25 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """All places of an access: a side per dimension, and the thread at each place."""
+class _Places:
+    """All places that an access takes: the indices by dimension, and the thread of each place."""
 
     sides: tuple[_Side, ...]
     thread: Any
     count: int
 
     @property
-    def of_warps(self) -> _Table:
+    def of_warps(self) -> _Places:
         """Return the same places, with the warp at each."""
         return replace(self, thread=self.thread // WARP)
 
-    def modulo(self, dim: int, period: int) -> _Table:
+    def modulo(self, dim: int, period: int) -> _Places:
         """Return the same places, with what an index leaves when divided by `period`."""
         side = self.sides[dim]
         known = replace(side, values=side.values % period if period else side.values)
         return replace(self, sides=(*self.sides[:dim], known, *self.sides[dim + 1 :]))
 
-    def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
+    def conflicts(self, other: _Places, shifts: Sequence[int | None], collective: bool) -> bool:
         """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""
         import numpy as np
 
@@ -353,7 +353,7 @@ class _Table:
             return bool(both.any())
         return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
-    def _unit(self, other: _Table, shifts: Sequence[int | None]) -> int:
+    def _unit(self, other: _Places, shifts: Sequence[int | None]) -> int:
         """Return how many elements of the last dimension can count as one.
 
         The runs of both accesses begin and end at multiples of this number.
@@ -381,7 +381,7 @@ class _Table:
         return found
 
 
-def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _Table | None:
+def _places(access: Access, threads: int, first: int, simplify: Simplifier) -> _Places | None:
     """Compute the places of an access; return None if there are too many, or if only its buffer is known.
 
     An index by a loop of unknown length is unknown. The others tell threads apart as they do without the loop.
@@ -408,7 +408,7 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
             if numbers.knows(part):
                 active &= numbers(part)
     sides = tuple(_side(simplify(i), numbers, active, unknown) for i in access.indices)
-    return _Table(sides, np.broadcast_to(thread, active.shape)[active], access.count)
+    return _Places(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 
 def trips(loop: For) -> int | None:

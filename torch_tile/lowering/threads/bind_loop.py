@@ -2,25 +2,27 @@
 """Turn a T.Parallel nest into the code of one thread: loops over its own steps, with fragments in its registers.
 
 Assumes a static nest with a layout, and fragments with layouts. A fragment goes through shared memory if the thread
-needs elements of it that other threads hold.
+needs elements of it that other threads hold. Of a few that each warp holds, every thread gets a copy by shuffles.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError, error
-from torch_tile.intrinsics.memory import added
+from torch_tile.hardware import WARP
+from torch_tile.intrinsics.memory import added, shuffle
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.layout import Digit, Layout, replicated
 from torch_tile.ir.layout_ops import offset_of, owner_of
 from torch_tile.ir.node import Node, Rewriter, children, contains, find, symbols
 from torch_tile.ir.polynomial import structure
@@ -39,13 +41,14 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.tileop.parallel.index_map import Index
+from torch_tile.tileop.parallel.index_map import Index, fits
 from torch_tile.tileop.parallel.nest import Nest, Use, carriers, nest_of
-from torch_tile.tileop.parallel.op import contiguous, layout_of, misplaced
+from torch_tile.tileop.parallel.op import all_dims, contiguous, layout_of, misplaced
 from torch_tile.tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
 Element = Load | Store
+FETCHED = 8  # most elements that threads fetch from lanes, at a shuffle each
 UNROLLED = 32  # most steps of an unrolled loop that touches no register array
 
 
@@ -60,15 +63,47 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
         _remark_order(nest, layout, ctx)
         return _Binder(nest, layout, ctx).statements()
     staged = list(dict.fromkeys(staged))
+    written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
+    if near := [f for f in staged if f in elsewhere and f not in written and _is_near(f, nest, layout, ctx)]:
+        return _by_shuffles(replace(loop, layout=layout), near, ctx)
     why = "the threads that need its elements do not hold them"
     if updated:
         why = "its elements are updated atomically"
     elif not elsewhere:
         why = "threads with copies of an element would meet in memory"
     ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
-    written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
     kept = [f for f in staged if f in updated or not is_overwritten(f, nest)]
     return through_shared(replace(loop, layout=layout), staged, kept, written, ctx, lambda moved: bind_loop(moved, ctx))
+
+
+def _is_near(fragment: Buffer, nest: Nest, spread: Layout, ctx: ThreadContext) -> bool:
+    """Return whether every warp holds all elements of a fragment, which are few, and a nest reads them as registers."""
+    layout, shape = fragment.layout, fragment.static_shape
+    if layout is None or shape is None or math.prod(shape) > FETCHED or ctx.parted or ctx.count % WARP:
+        return False
+    dims, whole = all_dims(nest, spread), replicated(shape, ctx.count)
+    within = all(d.stride * d.size <= WARP for dim in layout.canonical.dims for d in dim if d.axis == "t")
+    reads = (use.map for use in nest.fragments if use.buffer is fragment)
+    return within and layout.canonical.extent("t") == ctx.count and all(fits(one, dims, whole) for one in reads)
+
+
+def _by_shuffles(loop: For, fragments: Sequence[Buffer], ctx: ThreadContext) -> Stmt:
+    """Bind a nest that reads copies of fragments, which every thread has whole."""
+    before: list[Stmt] = []
+    copies: dict[Buffer, Buffer] = {}
+    for fragment in fragments:
+        layout, shape = fragment.layout, fragment.static_shape
+        assert layout is not None and shape is not None
+        copy = copies[fragment] = replace(fragment, layout=replicated(shape, ctx.count))
+        own, whole = ctx.registers(fragment), ctx.registers(copy)
+        before.append(Alloc(whole))
+        for n, place in enumerate(itertools.product(*map(range, shape))):
+            indices = tuple(const(i, dt.int32) for i in place)
+            lane, register = (offset_of(layout, axis, indices) for axis in "tr")
+            before.append(Store(whole, (const(n, dt.int32),), shuffle(Load(own, (register,)), lane), span=loop.span))
+    names = ", ".join(f.name for f in fragments)
+    ctx.build.remark(loop.span, "T.Parallel", f"{names} fetched by shuffles", "other lanes hold some of its elements")
+    return Block((*before, bind_loop(_Swap(copies)(loop), ctx)), span=loop.span)
 
 
 def through_shared(

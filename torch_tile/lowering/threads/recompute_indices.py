@@ -108,11 +108,11 @@ class _HideOperands(Rewriter):
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL:
             return new
-        with_zero = _Move(new)
-        body = with_zero(new.body)
-        if with_zero.descriptors <= MANY:
+        move = _Move(new)
+        body = move(new.body)
+        if move.descriptors <= MANY:
             return new
-        return replace(new, body=Block((Let(with_zero.zero, here(const(0, int32))), *body.stmts)))
+        return replace(new, body=Block((Let(move.zero, here(const(0, int32))), *body.stmts)))
 
 
 class _Move(Rewriter):
@@ -141,10 +141,10 @@ class _Move(Rewriter):
             return call
         d, a, b, *rest = call.args
         left, right = walks_of(call)
-        return replace(call, args=(d, self.with_zero(a) if left else a, self.with_zero(b) if right else b, *rest))
+        return replace(call, args=(d, self.plus_zero(a) if left else a, self.plus_zero(b) if right else b, *rest))
 
-    def with_zero(self, operand: Expr) -> Expr:
-        """Return an operand's address; plus the variable that is zero if the loop would else compute it once, ahead."""
+    def plus_zero(self, operand: Expr) -> Expr:
+        """Add the variable `zero` to an operand's address, unless the loop changes the address itself."""
         assert isinstance(operand, Address)
         if not self.changing.isdisjoint(symbols(operand)):
             return operand

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch_tile.kernels import kernels
 from torch_tile.kernels.attention.args import AppendArgs
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_pages
+from torch_tile.ops.attention_common import check_most, check_pages, check_starts
 from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families.attention_paged import check_page_dtypes
-from torch_tile.ops.families.attention_varlen import check_most, check_positions, check_starts
 from torch_tile.ops.registration import LIBRARY
 from torch_tile.ops.registry import arguments_of, documented, form
 
@@ -66,8 +65,8 @@ def _check(args: AppendArgs[Tensor]) -> None:
     checks.check_same_dtype(OP, k=k, v=v)
     check_page_dtypes(OP, "k", k, k_pages, v_pages, k_scale, v_scale)
     ragged = cu_seqlens is not None
-    check_positions(OP, "block_tables", block_tables, 2, "[B, n]", k)
-    check_positions(OP, "lengths", lengths, 1, "[B]", k)
+    checks.check_positions(OP, "block_tables", block_tables, 2, "[B, n]", k=k)
+    checks.check_positions(OP, "lengths", lengths, 1, "[B]", k=k)
     batch = lengths.shape[0]
     checks.check_size(OP, "block_tables", block_tables, 0, batch, "as lengths")
     for name, new, pages, width in (("k", k, k_pages, "D"), ("v", v, v_pages, "Dv")):
@@ -76,14 +75,12 @@ def _check(args: AppendArgs[Tensor]) -> None:
         checks.check_dims(OP, f"{name}_pages", pages, 4, f"[pages, page, Hkv, {width}]")
         for dim in (-2, -1):
             checks.check_size(OP, f"{name}_pages", pages, dim, new.shape[dim], f"as {name}")
-    for dim in range(k.dim() - 1):
-        checks.check_size(OP, "v", v, dim, k.shape[dim], "as k")
-    for dim in range(2):
-        checks.check_size(OP, "v_pages", v_pages, dim, k_pages.shape[dim], "as k_pages")
+    checks.check_sizes(OP, "v", v, k.shape[:-1], "as k")
+    checks.check_sizes(OP, "v_pages", v_pages, k_pages.shape[:2], "as k_pages")
     if cu_seqlens is None:
         checks.check_size(OP, "k", k, 0, batch, "the sequences of lengths")
     else:
-        check_positions(OP, "cu_seqlens", cu_seqlens, 1, "[B + 1]", k)
+        checks.check_positions(OP, "cu_seqlens", cu_seqlens, 1, "[B + 1]", k=k)
         checks.check_size(OP, "cu_seqlens", cu_seqlens, 0, batch + 1, "the sequences of lengths and one more")
     check_most(OP, "max_seqlen", max_seqlen)
     if cu_seqlens is None and isinstance(max_seqlen, int):

@@ -20,7 +20,17 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import Gradients, batched_sizes, check_batched, check_results, declare_with_lse
+from torch_tile.ops.attention_common import (
+    SCORES,
+    Gradients,
+    batched_sizes,
+    check_batched,
+    check_results,
+    check_score,
+    counted,
+    declare_with_lse,
+    kv_head,
+)
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import register
@@ -29,34 +39,21 @@ from torch_tile.ops.saved_args import needs_of, restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
 GRADIENTS = Gradients("attention", "attention.backward", AttentionArgs, AttentionBackwardArgs)
-INDICES = 4  # of a score: batch, head, query, key
 
 
 def _check(args: AttentionArgs[Tensor]) -> None:
     """Check the arguments of `tile.attention`."""
-    mask, aux = args.mask, args.aux or ()
-    check_batched("attention", args)
+    op, (q, k, _, mask) = "attention", args[:4]
+    check_batched(op, args)
+    shape = *q.shape[:3], k.shape[2]
     if mask is not None:
-        _check_operand("mask", mask, "(True: visible)", args)
-    for i, x in enumerate(aux):
-        _check_operand(f"aux[{i}]", x, "(read as 0 or 1)", args)
-    require_value(
-        not aux or bool(args.score), lambda: "tile.attention: aux is given, but score, which would read it, is empty"
-    )
-    from torch_tile.kernels.epilogue.program import parse
-
-    parse(args.score, 1, len(aux), INDICES, "tile.attention: score")
-
-
-def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:
-    """Check the dtype, device and shape of a mask or score operand. `truth` says in an error what True means."""
-    require_type(
-        x.dtype == torch.bool or x.dtype in checks.FLOATING,
-        lambda: f"tile.attention: {name} has dtype {x.dtype}; expected bool {truth} or a floating dtype",
-    )
-    q, k = args.q, args.k
-    checks.check_device("attention", name, x, "q", q)
-    checks.check_broadcasts("attention", name, x, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        require_type(
+            mask.dtype == torch.bool or mask.dtype in checks.FLOATING,
+            lambda: f"tile.{op}: mask has dtype {mask.dtype}; expected bool (True: visible) or a floating dtype",
+        )
+        checks.check_device(op, "mask", mask, "q", q)
+        checks.check_broadcasts(op, "mask", mask, shape)
+    check_score(op, args, shape)
 
 
 def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
@@ -90,13 +87,6 @@ def _summed(full: Tensor, like: Any) -> Tensor:
 
 def _fake_backward(args: AttentionBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
     """Check the arguments of `tile.attention_backward` and make its empty results."""
-    _check_backward(args)
-    made: tuple[Tensor, ...] = kernels("attention.backward").empty_results(args.q, args.k, args.v, args.keep)
-    return made
-
-
-def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
-    """Check the arguments of `tile.attention_backward`."""
     _check(args.forward)
     mask, keep = args.mask, args.keep
     known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(args.aux or ())))]
@@ -106,6 +96,8 @@ def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
     )
     sizes = batched_sizes(args)
     check_results("attention_backward", args, ("[B, H, Sq, Dv]", sizes), ("[B, H, Sq]", sizes[:3]))
+    made: tuple[Tensor, ...] = kernels("attention.backward").empty_results(args.q, args.k, args.v, args.keep)
+    return made
 
 
 def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -> None:
@@ -134,28 +126,22 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 def _sharding(args: AttentionArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.attention` for sharding."""
-    from torch_tile.kernels.epilogue.program import parse
-
     heads = args.k.shape[1]
-    one = heads == 1  # a single head of keys serves all queries, wherever they are
-    kv_heads = "" if one else "head"
-    # A shard does not know where in the whole it begins.
-    counted = {("batch", "head", "query", "key")[i] for i in parse(args.score).inputs("i")}
-    counted |= {"query"} if args.causal or args.window else set()
+    hidden = counted(args.score) | ({"query"} if args.causal or args.window else set())
     outputs = ("batch", "head", "query", "v"), ("batch", "head", "query")
     inputs = (
         ("batch", "head", "query", "d"),
-        ("batch", kv_heads, "key", "d"),
-        ("batch", kv_heads, "key", "v"),
-        *(broadcast(x, ("batch", "head", "query", "key")) for x in (args.mask, *(args.aux or ()))),
+        ("batch", kv_head(heads), "key", "d"),
+        ("batch", kv_head(heads), "key", "v"),
+        *(broadcast(x, SCORES) for x in (args.mask, *(args.aux or ()))),
     )
     return Rule(
         outputs=outputs,
         inputs=inputs,
         saved=(*inputs, *outputs),
-        free=tuple(dim for dim in ("batch", "head", "query") if dim not in counted),
+        free=tuple(dim for dim in ("batch", "head", "query") if dim not in hidden),
         # Query heads are where their head of keys is only if every rank has as many of those.
-        even={} if one else {"head": heads},
+        even={} if heads == 1 else {"head": heads},
     )
 
 

@@ -17,15 +17,18 @@ from torch_tile.kernels.attention.args import BlockSparseArgs, BlockSparseBackwa
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import (
+    SCORES,
     Gradients,
     batched_sizes,
     check_batched,
     check_results,
+    check_score,
+    counted,
     declare_with_lse,
+    kv_head,
     sharding_of_backward,
 )
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_varlen import SCORES, check_positions, counted, kv_head
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
@@ -51,21 +54,12 @@ def _check(args: BlockSparseArgs[Tensor]) -> None:
     blocks = -(-q.shape[2] // args.block_q)
     for number_name, numbers, index_name, indices in _lists(args):
         _check_both(number_name, numbers, index_name, indices)
-        check_positions(op, number_name, numbers, 3, "[B or 1, H or 1, blocks of queries]", q)
-        check_positions(op, index_name, indices, 4, "[B or 1, H or 1, blocks of queries, n]", q)
-        for dim in range(3):
-            checks.check_size(op, index_name, indices, dim, numbers.shape[dim], f"as {number_name}")
+        checks.check_positions(op, number_name, numbers, 3, "[B or 1, H or 1, blocks of queries]", q=q)
+        checks.check_positions(op, index_name, indices, 4, "[B or 1, H or 1, blocks of queries, n]", q=q)
+        checks.check_sizes(op, index_name, indices, numbers.shape[:3], f"as {number_name}")
         checks.check_size(op, number_name, numbers, 2, blocks, f"q's blocks of {args.block_q} queries")
         checks.check_broadcasts(op, number_name, numbers, (q.shape[0], q.shape[1], blocks))
-    for i, x in enumerate(args.aux or ()):
-        checks.check_auxiliary(op, f"aux[{i}]", x, "q", q)
-        checks.check_broadcasts(op, f"aux[{i}]", x, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
-    require_value(
-        not args.aux or bool(args.score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty"
-    )
-    from torch_tile.kernels.epilogue.program import parse
-
-    parse(args.score, 1, len(args.aux or ()), len(SCORES), f"tile.{op}: score")
+    check_score(op, args, (*q.shape[:3], k.shape[2]))
 
 
 def _check_block(name: str, size: int) -> None:

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import AttentionFp8Args
-from torch_tile.kernels.attention.arguments import FAR
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads
-from torch_tile.ops.checks import FLOATING, require_type, require_value
-from torch_tile.ops.families.attention_varlen import kv_head
+from torch_tile.ops.attention_common import check_shapes, check_window, kv_head
+from torch_tile.ops.checks import FLOATING, require_type
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
@@ -31,14 +29,7 @@ def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_float8(name, x)
         checks.check_device(OP, name, x, "q", q)
-    checks.check_dims(OP, "q", q, 4, "[B, H, Sq, D]")
-    checks.check_dims(OP, "k", k, 4, "[B, Hkv, Skv, D]")
-    checks.check_dims(OP, "v", v, 4, "[B, Hkv, Skv, Dv]")
-    checks.check_size(OP, "k", k, 0, q.shape[0], "q's batch")
-    checks.check_size(OP, "k", k, 3, q.shape[3], "q's head dimension")
-    for dim, what in enumerate(("k's batch", "k's heads", "k's length")):
-        checks.check_size(OP, "v", v, dim, k.shape[dim], what)
-    check_heads(OP, q.shape[1], k.shape[1], ": heads come second, [B, H, S, D]")
+    check_shapes(OP, q, k, v)
     scales = (("q_scale", args.q_scale, q), ("k_scale", args.k_scale, k), ("v_scale", args.v_scale, v))
     for name, scale, x in scales:
         if scale is not None:
@@ -46,12 +37,7 @@ def _fake(args: AttentionFp8Args[Tensor]) -> tuple[Tensor, Tensor]:
             checks.check_device(OP, name, scale, "q", q)
             checks.check_dims(OP, name, scale, 2, "[B or 1, H or 1]")
             checks.check_broadcasts(OP, name, scale, x.shape[:2])
-    require_value(
-        args.window >= 0, lambda: f"tile.{OP}: window is {args.window}; expected 0 (none) or a positive length"
-    )
-    offset = args.q_offset
-    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
-        require_value(abs(offset) <= FAR, lambda: f"tile.{OP}: q_offset is {offset}; expected {-FAR} to {FAR}")
+    check_window(OP, args.window, args.q_offset)
     require_type(
         args.dtype is None or args.dtype in FLOATING,
         lambda: f"tile.{OP}: dtype is {args.dtype}; expected float16, bfloat16, float32 or float64",

@@ -15,54 +15,25 @@ from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.attention.args import PagedArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads, check_pages, declare_with_lse, none_of
-from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.families.attention_varlen import (
+from torch_tile.ops.attention_common import (
     SCORES,
+    check_heads,
     check_most,
-    check_positions,
-    check_scores,
+    check_pages,
+    check_score,
     check_starts,
+    check_window,
     counted,
+    declare_with_lse,
     kv_head,
+    none_of,
 )
+from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registry import Shape, op_gradients
 from torch_tile.ops.saved_args import needs_of, restored_args, save_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given
 
 FLOAT8 = torch.float8_e4m3fn
-
-
-def _check(args: PagedArgs[Tensor]) -> None:
-    """Check the arguments of `tile.attention_paged`."""
-    op, q, k, v = "attention_paged", args.q, args.k_pages, args.v_pages
-    ragged = args.cu_seqlens_q is not None
-    checks.check_floating(op, q=q)
-    check_page_dtypes(op, "q", q, k, v, args.k_scale, args.v_scale)
-    checks.check_dims(op, "q", q, *((3, "[Tq, H, D], as cu_seqlens_q is given") if ragged else (4, "[B, Sq, H, D]")))
-    checks.check_dims(op, "k_pages", k, 4, "[pages, page, Hkv, D]")
-    checks.check_dims(op, "v_pages", v, 4, "[pages, page, Hkv, Dv]")
-    checks.check_size(op, "k_pages", k, 3, q.shape[-1], "q's head dimension")
-    for dim, what in enumerate(("k_pages' pages", "k_pages' page size", "k_pages' heads")):
-        checks.check_size(op, "v_pages", v, dim, k.shape[dim], what)
-    check_heads(op, q.shape[-2], k.shape[2], ": heads come last but one, q [B, Sq, H, D], pages [pages, rows, Hkv, D]")
-    check_positions(op, "block_tables", args.block_tables, 2, "[B, n]", q)
-    check_positions(op, "lengths", args.lengths, 1, "[B]", q)
-    batch = args.lengths.shape[0]
-    checks.check_size(op, "block_tables", args.block_tables, 0, batch, "as lengths")
-    most = args.max_seqlen_q
-    if args.cu_seqlens_q is not None:
-        check_positions(op, "cu_seqlens_q", args.cu_seqlens_q, 1, "[B + 1]", q)
-        checks.check_size(op, "cu_seqlens_q", args.cu_seqlens_q, 0, batch + 1, "the sequences of lengths and one more")
-        check_most(op, "max_seqlen_q", most)
-    else:
-        checks.check_size(op, "lengths", args.lengths, 0, q.shape[0], "q's batch")
-        require_value(
-            isinstance(most, int) and most == 0,
-            lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
-        )
-    checks.check_count_or_auto(op, "num_splits", args.num_splits)
-    check_scores(op, args.aux or (), args.score, args.window, (batch, q.shape[-2]), q)
 
 
 def check_page_dtypes(
@@ -107,10 +78,37 @@ def _check_values(args: PagedArgs[Tensor]) -> None:
 
 def _fake_with_lse(args: PagedArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.attention_paged` and make its empty results."""
-    _check(args)
-    q = args.q
-    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return empty_beside(q, args.v_pages.shape[3]), q.new_empty(shape, dtype=compute_dtype(q.dtype))
+    op, q, k, v = "attention_paged", args.q, args.k_pages, args.v_pages
+    ragged = args.cu_seqlens_q is not None
+    checks.check_floating(op, q=q)
+    check_page_dtypes(op, "q", q, k, v, args.k_scale, args.v_scale)
+    checks.check_dims(op, "q", q, *((3, "[Tq, H, D], as cu_seqlens_q is given") if ragged else (4, "[B, Sq, H, D]")))
+    checks.check_dims(op, "k_pages", k, 4, "[pages, page, Hkv, D]")
+    checks.check_dims(op, "v_pages", v, 4, "[pages, page, Hkv, Dv]")
+    checks.check_size(op, "k_pages", k, 3, q.shape[-1], "q's head dimension")
+    for dim, what in enumerate(("k_pages' pages", "k_pages' page size", "k_pages' heads")):
+        checks.check_size(op, "v_pages", v, dim, k.shape[dim], what)
+    check_heads(op, q.shape[-2], k.shape[2], ": heads come last but one, q [B, Sq, H, D], pages [pages, rows, Hkv, D]")
+    checks.check_positions(op, "block_tables", args.block_tables, 2, "[B, n]", q=q)
+    checks.check_positions(op, "lengths", args.lengths, 1, "[B]", q=q)
+    batch = args.lengths.shape[0]
+    checks.check_size(op, "block_tables", args.block_tables, 0, batch, "as lengths")
+    most = args.max_seqlen_q
+    if args.cu_seqlens_q is not None:
+        checks.check_positions(op, "cu_seqlens_q", args.cu_seqlens_q, 1, "[B + 1]", q=q)
+        checks.check_size(op, "cu_seqlens_q", args.cu_seqlens_q, 0, batch + 1, "the sequences of lengths and one more")
+        check_most(op, "max_seqlen_q", most)
+    else:
+        checks.check_size(op, "lengths", args.lengths, 0, q.shape[0], "q's batch")
+        require_value(
+            isinstance(most, int) and most == 0,
+            lambda: f"tile.{op}: max_seqlen_q is {most}; expected 0, as cu_seqlens_q is not given",
+        )
+    checks.check_count_or_auto(op, "num_splits", args.num_splits)
+    check_window(op, args.window)
+    check_score(op, args, (batch, q.shape[-2], 1, 1))
+    shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
+    return empty_beside(q, v.shape[3]), q.new_empty(shape, dtype=compute_dtype(q.dtype))
 
 
 def _save(ctx: Any, args: PagedArgs[Tensor], output: Any) -> None:

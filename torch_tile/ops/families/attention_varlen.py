@@ -6,74 +6,34 @@ As with `tile.attention`, a call that wants a gradient is the second one, and it
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.args import VarlenArgs, VarlenBackwardArgs
-from torch_tile.kernels.attention.arguments import FAR, empty_beside
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import (
+    SCORES,
     Gradients,
     check_heads,
+    check_most,
     check_results,
+    check_score,
+    check_starts,
+    check_window,
+    counted,
     declare_with_lse,
+    kv_head,
     sharding_of_backward,
 )
-from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.checks import require
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast
 
 GRADIENTS = Gradients("attention_varlen", "attention.varlen", VarlenArgs, VarlenBackwardArgs)
-SCORES = ("batch", "head", "query", "key")
-
-
-def check_scores(op: str, aux: Sequence[Tensor], score: str, window: int, sizes: tuple[Any, Any], q: Tensor) -> None:
-    """Check the text of scores, its operands `[B or 1, H or 1, 1, 1]` (`sizes` are B and H), and the window."""
-    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
-    for i, x in enumerate(aux):
-        checks.check_auxiliary(op, f"aux[{i}]", x, "q", q)
-        checks.check_broadcasts(op, f"aux[{i}]", x, (*sizes, 1, 1))
-    require_value(not aux or bool(score), lambda: f"tile.{op}: aux is given, but score, which would read it, is empty")
-    from torch_tile.kernels.epilogue.program import parse
-
-    parse(score, 1, len(aux), len(SCORES), f"tile.{op}: score")
-
-
-def check_positions(op: str, name: str, x: Tensor, dims: int, meaning: str, q: Tensor) -> None:
-    """Check a tensor of positions: int32, of so many dimensions, beside q."""
-    require_type(x.dtype == torch.int32, lambda: f"tile.{op}: {name} has dtype {x.dtype}; expected torch.int32")
-    checks.check_dims(op, name, x, dims, meaning)
-    checks.check_device(op, name, x, "q", q)
-
-
-def check_most(op: str, name: str, most: Any) -> None:
-    """Check the greatest length of a sequence. A symbol is no less than 0, and no bound of it has to be guarded."""
-    if isinstance(most, int):
-        require_value(0 <= most <= FAR, lambda: f"tile.{op}: {name} is {most}; expected 0 to {FAR}")
-
-
-def check_starts(op: str, name: str, starts: Tensor, most: Any, rows: int, of: str) -> None:
-    """Check the values of cu_seqlens on the CPU: from 0 on, not falling, within the rows, no sequence above `most`."""
-    if starts.device.type != "cpu":
-        return
-    found = starts.tolist()
-    steps = [b - a for a, b in itertools.pairwise(found)]
-    require(
-        found[0] == 0 and all(n >= 0 for n in steps) and found[-1] <= rows,
-        lambda: f"tile.{op}: {name} is {found}; expected numbers from 0 on that do not fall, up to {of}'s {rows} rows",
-    )
-    longest = max(steps, default=0)
-    limit = name.replace("cu_seqlens", "max_seqlen")
-    require(
-        longest <= most,
-        lambda: f"tile.{op}: {name} has a sequence of {longest} rows; expected at most {limit}, which is {most}",
-    )
 
 
 def _check(args: VarlenArgs[Tensor]) -> None:
@@ -89,13 +49,14 @@ def _check(args: VarlenArgs[Tensor]) -> None:
         checks.check_size(op, "v", v, dim, k.shape[dim], what)
     check_heads(op, q.shape[1], k.shape[1], ": heads come second, [T, H, D]")
     starts = args.cu_seqlens_q
-    check_positions(op, "cu_seqlens_q", starts, 1, "[B + 1]", q)
-    check_positions(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q)
+    checks.check_positions(op, "cu_seqlens_q", starts, 1, "[B + 1]", q=q)
+    checks.check_positions(op, "cu_seqlens_k", args.cu_seqlens_k, 1, "[B + 1]", q=q)
     require(starts.shape[0] > 0, lambda: f"tile.{op}: cu_seqlens_q is empty; expected B + 1 numbers, the first one 0")
     checks.check_size(op, "cu_seqlens_k", args.cu_seqlens_k, 0, starts.shape[0], "as cu_seqlens_q")
     check_most(op, "max_seqlen_q", args.max_seqlen_q)
     check_most(op, "max_seqlen_k", args.max_seqlen_k)
-    check_scores(op, args.aux or (), args.score, args.window, (starts.shape[0] - 1, q.shape[1]), q)
+    check_window(op, args.window)
+    check_score(op, args, (starts.shape[0] - 1, q.shape[1], 1, 1))
 
 
 def _check_values(args: VarlenArgs[Tensor]) -> None:
@@ -120,18 +81,6 @@ def _fake_backward(args: VarlenBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
     sizes = rows, heads, (v.shape[2], "v's head dimension")
     check_results("attention_varlen_backward", args, ("[Tq, H, Dv]", sizes), ("[H, Tq]", (heads, rows)))
     return tuple(empty_beside(x, x.shape[2]) for x in (q, args.k, v))
-
-
-def kv_head(heads: Any) -> str:
-    """Return the name of keys' heads in a sharding rule: a single head serves all queries, wherever they are."""
-    return "" if heads == 1 else "head"
-
-
-def counted(score: str) -> set[str]:
-    """Return the dimensions that a text counts: a shard does not know where in the whole it begins."""
-    from torch_tile.kernels.epilogue.program import parse
-
-    return {SCORES[i] for i in parse(score).inputs("i")}
 
 
 def _sharding(args: VarlenArgs[Spec]) -> Rule:

@@ -50,8 +50,7 @@ def _check(op: str, args: CausalConv1dArgs[Tensor]) -> None:
         )
         checks.check_device(op, "seq_idx", seq_idx, "x", x)
         checks.check_dims(op, "seq_idx", seq_idx, 2, "[B, L]")
-        for dim in range(2):
-            checks.check_size(op, "seq_idx", seq_idx, dim, x.shape[dim], "as x")
+        checks.check_sizes(op, "seq_idx", seq_idx, x.shape[:2], "as x")
         require(state is None, lambda: f"tile.{op}: initial_state is given beside seq_idx; expected one of them")
 
 
@@ -68,8 +67,7 @@ def _fake_backward(args: CausalConv1dBackwardArgs[Tensor]) -> tuple[Tensor, ...]
     checks.check_floating(op, x=args.x, grad=args.grad)
     checks.check_same_dtype(op, x=args.x, grad=args.grad)
     checks.check_dims(op, "grad", args.grad, 3, "[B, L, D]")
-    for dim in range(3):
-        checks.check_size(op, "grad", args.grad, dim, args.x.shape[dim], "as x")
+    checks.check_sizes(op, "grad", args.grad, args.x.shape[:3], "as x")
     given = args.x, args.weight, args.bias, args.initial_state
     return tuple(args.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given)
 
@@ -82,8 +80,7 @@ def _fake_update(args: CausalConv1dUpdateArgs[Tensor]) -> tuple[Tensor, Tensor]:
     checks.check_dims(op, "x", x, 2, "[B, D]")
     _check_taps(op, weight, bias, x.shape[1], activation)
     checks.check_dims(op, "state", state, 3, "[B, D, S]")
-    for dim in range(2):
-        checks.check_size(op, "state", state, dim, x.shape[dim], "as x")
+    checks.check_sizes(op, "state", state, x.shape[:2], "as x")
     require(
         state.shape[2] >= weight.shape[1] - 1,
         lambda: f"tile.{op}: state holds {state.shape[2]} times; expected at least {weight.shape[1] - 1}, W - 1",

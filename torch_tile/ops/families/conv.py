@@ -23,8 +23,18 @@ from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 OP = "conv"
 
 
-def _check(args: ConvArgs[Tensor]) -> None:
-    """Check the arguments of `tile.conv`."""
+def _check_per_dimension(name: str, given: Sequence[int], lengths: tuple[int, ...], least: int) -> None:
+    """Check that the length of `given` is one of `lengths` and that no number is below `least`."""
+    require_value(
+        len(given) in lengths and all(n >= least for n in given),
+        lambda: (
+            f"tile.{OP}: {name} is {list(given)}; expected {' or '.join(map(str, lengths))} numbers of at least {least}"
+        ),
+    )
+
+
+def _fake(args: ConvArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.conv` and make its empty results."""
     x, weight, bias, residual, stride, padding, dilation, activation = args
     checks.check_floating(OP, x=x, weight=weight, bias=bias, residual=residual)
     checks.check_same_dtype(OP, x=x, weight=weight, bias=bias)
@@ -46,36 +56,14 @@ def _check(args: ConvArgs[Tensor]) -> None:
     require(
         all(n >= 1 for n in weight.shape[1:-1]), lambda: f"tile.{OP}: weight has shape {tuple(weight.shape)}, no taps"
     )
-    sizes = _sizes(args)
+    sizes = args.window(dims).sizes(x.shape[1:-1], weight.shape[1:-1])
     for dim, size in enumerate(sizes):
         require(size >= 0, lambda: f"tile.{OP}: x's dimension {dim + 1} is shorter than the window")  # noqa: B023
     if residual is not None:
         checks.check_dims(OP, "residual", residual, x.dim(), "[N, *sizes, F], as the result")
-        for dim, size in enumerate((x.shape[0], *sizes, weight.shape[0])):
-            checks.check_size(OP, "residual", residual, dim, size, "as the result")
-
-
-def _check_per_dimension(name: str, given: Sequence[int], lengths: tuple[int, ...], least: int) -> None:
-    """Check that the length of `given` is one of `lengths` and that no number is below `least`."""
-    require_value(
-        len(given) in lengths and all(n >= least for n in given),
-        lambda: (
-            f"tile.{OP}: {name} is {list(given)}; expected {' or '.join(map(str, lengths))} numbers of at least {least}"
-        ),
-    )
-
-
-def _sizes(args: ConvArgs[Tensor]) -> list[int]:
-    """Return the sizes of the result between its images and filters."""
-    return args.window(args.x.dim() - 2).sizes(args.x.shape[1:-1], args.weight.shape[1:-1])
-
-
-def _fake(args: ConvArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.conv` and make its empty results."""
-    _check(args)
-    x, weight, residual = args.x, args.weight, args.residual
+        checks.check_sizes(OP, "residual", residual, (x.shape[0], *sizes, weight.shape[0]), "as the result")
     dtype = result_dtype(x.dtype, None if residual is None else residual.dtype)
-    return x.new_empty((x.shape[0], *_sizes(args), weight.shape[0]), dtype=dtype)
+    return x.new_empty((x.shape[0], *sizes, weight.shape[0]), dtype=dtype)
 
 
 def _run(args: ConvArgs[Tensor], out: Tensor) -> None:

@@ -65,8 +65,7 @@ def check_rows(op: str, name: str, rows: Tensor, of: str, x: Tensor) -> None:
     """Check that there is one number for each row of a tensor `x` that is named `of`."""
     checks.check_device(op, name, rows, of, x)
     checks.check_dims(op, name, rows, x.dim() - 1, f"{of}'{'' if of.endswith('s') else 's'} dimensions but the last")
-    for dim in range(x.dim() - 1):
-        checks.check_size(op, name, rows, dim, x.shape[dim], f"as {of}, whose rows are along the last dimension")
+    checks.check_sizes(op, name, rows, x.shape[:-1], f"as {of}, whose rows are along the last dimension")
 
 
 def _fake(args: CrossEntropyArgs[Tensor]) -> tuple[Tensor, Tensor]:

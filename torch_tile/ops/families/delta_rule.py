@@ -21,8 +21,8 @@ from torch_tile.kernels.linear_attention.args import (
     sequences_of,
 )
 from torch_tile.ops import checks
+from torch_tile.ops.attention_common import check_starts
 from torch_tile.ops.checks import require, require_type
-from torch_tile.ops.families.attention_varlen import check_starts
 from torch_tile.ops.recomputed import by_autograd, by_operator
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import P, in_torch
@@ -37,10 +37,8 @@ def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -
     checks.check_dims(op, "q", q, 4, "[B, L, G, K]")
     checks.check_dims(op, "k", k, 4, "[B, L, G, K]")
     checks.check_dims(op, "v", v, 4, "[B, L, H, V]")
-    for dim in range(4):
-        checks.check_size(op, "k", k, dim, q.shape[dim], "as q")
-    for dim in range(2):
-        checks.check_size(op, "v", v, dim, q.shape[dim], "as q")
+    checks.check_sizes(op, "k", k, q.shape, "as q")
+    checks.check_sizes(op, "v", v, q.shape[:2], "as q")
     groups, heads, channels = q.shape[2], v.shape[2], args.g.dim() == 4
     require(
         args.g.dim() in (3, 4),
@@ -49,8 +47,7 @@ def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -
     if beta is not None:
         checks.check_dims(op, "beta", beta, 3, "[B, L, H]")
     for n, t in (("g", args.g), *([] if beta is None else [("beta", beta)])):
-        for dim in range(3):
-            checks.check_size(op, n, t, dim, v.shape[dim], "as v")
+        checks.check_sizes(op, n, t, v.shape[:3], "as v")
     if channels:
         checks.check_size(op, "g", args.g, 3, q.shape[3], "as q")
         checks.check_size(op, "q", q, 2, heads, "as v where g has channels")
@@ -59,8 +56,7 @@ def check(op: str, args: Any, state: Tensor | None, name: str, sequences: Any) -
     if state is not None:
         checks.check_dims(op, name, state, 4, "[B, H, K, V]")
         wanted = "[q's batch or sequences of cu_seqlens, heads of v, size of q, size of v]"
-        for dim, size in enumerate((sequences, heads, q.shape[3], v.shape[3])):
-            checks.check_size(op, name, state, dim, size, wanted)
+        checks.check_sizes(op, name, state, (sequences, heads, q.shape[3], v.shape[3]), wanted)
 
 
 def check_sequences(op: str, args: Any) -> None:
@@ -107,8 +103,7 @@ def fake_backward(op: str, args: Any, names: tuple[str, ...]) -> tuple[Tensor, .
     for name, t, shape in (("grad", args.grad, args.v.shape), ("grad_state", args.grad_state, _state_shape(args))):
         if t is not None:
             checks.check_dims(op, name, t, 4, "as the rule's result")
-            for dim, size in enumerate(shape):
-                checks.check_size(op, name, t, dim, size, "as the rule's result")
+            checks.check_sizes(op, name, t, shape, "as the rule's result")
     return empty_gradients(args, names)
 
 

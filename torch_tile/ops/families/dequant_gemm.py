@@ -30,14 +30,6 @@ SCALES = checks.FLOATING | {torch.float8_e8m0fnu, torch.float8_e4m3fn}
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
-def _check(args: DequantGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.dequant_gemm`."""
-    a, bs, _, _, _, _, _, aux, kinds, epilogue, dtype, _ = args
-    check_weights(OP, args)
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
-    gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
-
-
 def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False) -> None:
     """Check a and the right operands with their scales and zeros: matrices, or one of each for every group."""
     a, bs, scales, zeros, bits, _, offset, *_, format = args
@@ -59,8 +51,7 @@ def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False)
         checks.check_device(op, f"bs[{i}]", b, "a", a)
         checks.check_same_dtype(op, **{"bs[0]": first, f"bs[{i}]": b})
         checks.check_dims(op, f"bs[{i}]", b, 2 + grouped, f"[{groups}N, K * bits / 8]")
-        for dim, size in enumerate(first.shape[:-1]):
-            checks.check_size(op, f"bs[{i}]", b, dim, size, "as bs[0]")
+        checks.check_sizes(op, f"bs[{i}]", b, first.shape[:-1], "as bs[0]")
         wanted = f"bs[{i}] has shape {shape_of(b)}; expected {bits} bits for each of a's {a.shape[1]} columns"
         require(b.shape[-1] * (8 // bits) == a.shape[1], lambda wanted=wanted: f"tile.{op}: {wanted}")  # type: ignore[misc]
     for name, factors, allowed in (("scales", scales, SCALES), ("zeros", zeros, ZEROS)):
@@ -125,8 +116,11 @@ def supported_group(size: int) -> bool:
 
 def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.dequant_gemm` and make its empty results."""
-    _check(args)
-    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
+    a, bs, _, _, _, _, _, aux, kinds, epilogue, dtype, _ = args
+    check_weights(OP, args)
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
+    return a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
 
 
 def backward_of_weights(wide: Any, gradients: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

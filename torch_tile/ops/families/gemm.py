@@ -48,24 +48,6 @@ class SwigluArgs(NamedTuple, Generic[V]):
     activation: str = "silu"
 
 
-def _check_gemm(args: GemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.gemm`."""
-    a, bs, aux, kinds, epilogue, dtype = args
-    require_value(len(bs) > 0, lambda: "tile.gemm: bs is empty; expected at least one matrix")
-    checks.check_floating("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
-    checks.check_same_dtype("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
-    require_type(dtype in checks.FLOATING, lambda: f"tile.gemm: dtype is {dtype}; expected a floating dtype")
-    require(
-        a.dim() in (2, 3), lambda: f"tile.gemm: a has shape {shape_of(a)}; expected 2 or 3 dimensions: [*batch, M, K]"
-    )
-    for i, b in enumerate(bs):
-        checks.check_dims("gemm", f"bs[{i}]", b, a.dim(), "[*batch, K, N], as a")
-        checks.check_size("gemm", f"bs[{i}]", b, -2, a.shape[-1], "a's last dimension")
-        checks.check_size("gemm", f"bs[{i}]", b, -1, bs[0].shape[-1], "as bs[0]")
-        checks.check_broadcasts("gemm", f"bs[{i}]", b, (*a.shape[:-2], a.shape[-1], bs[0].shape[-1]))
-    check_epilogue("gemm", a, a.shape[:-1], bs[0].shape[-1], len(bs), aux, kinds, epilogue)
-
-
 def check_epilogue(
     op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
     aux: Sequence[Tensor], kinds: str, epilogue: str, groups: checks.Size | None = None,
@@ -86,8 +68,7 @@ def check_epilogue(
             ok,
             lambda: f"tile.{op}: aux[{i}] has shape {shape_of(x)}; kind {kind!r} expects {AUX_KINDS[kind]}",  # noqa: B023
         )
-        for dim, size in enumerate(wanted):
-            checks.check_size(op, f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
+        checks.check_sizes(op, f"aux[{i}]", x, wanted, f"by kind {kind!r}: {AUX_KINDS[kind]}")
     from torch_tile.kernels.epilogue.program import parse
 
     parse(epilogue, products, len(aux), 0)
@@ -95,8 +76,21 @@ def check_epilogue(
 
 def _fake_gemm(args: GemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.gemm` and make its empty results."""
-    _check_gemm(args)
-    return args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
+    a, bs, aux, kinds, epilogue, dtype = args
+    require_value(len(bs) > 0, lambda: "tile.gemm: bs is empty; expected at least one matrix")
+    checks.check_floating("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
+    checks.check_same_dtype("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
+    require_type(dtype in checks.FLOATING, lambda: f"tile.gemm: dtype is {dtype}; expected a floating dtype")
+    require(
+        a.dim() in (2, 3), lambda: f"tile.gemm: a has shape {shape_of(a)}; expected 2 or 3 dimensions: [*batch, M, K]"
+    )
+    for i, b in enumerate(bs):
+        checks.check_dims("gemm", f"bs[{i}]", b, a.dim(), "[*batch, K, N], as a")
+        checks.check_size("gemm", f"bs[{i}]", b, -2, a.shape[-1], "a's last dimension")
+        checks.check_size("gemm", f"bs[{i}]", b, -1, bs[0].shape[-1], "as bs[0]")
+        checks.check_broadcasts("gemm", f"bs[{i}]", b, (*a.shape[:-2], a.shape[-1], bs[0].shape[-1]))
+    check_epilogue("gemm", a, a.shape[:-1], bs[0].shape[-1], len(bs), aux, kinds, epilogue)
+    return a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
 
 
 class Multiply(NamedTuple):
@@ -232,8 +226,8 @@ register(
 )
 
 
-def _check_linear(args: LinearArgs[Tensor]) -> None:
-    """Check the arguments of `tile.linear`."""
+def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.linear` and make its empty results."""
     x, weight, bias, residual, activation = args
     checks.check_floating("linear", x=x, weight=weight, bias=bias, residual=residual)
     checks.check_same_dtype("linear", x=x, weight=weight, bias=bias)
@@ -243,16 +237,9 @@ def _check_linear(args: LinearArgs[Tensor]) -> None:
     checks.check_vector("linear", "bias", bias, weight.shape[0], "weight's first dimension")
     if residual is not None:
         checks.check_dims("linear", "residual", residual, x.dim(), "[..., N], as the result")
-        for dim, size in enumerate((*x.shape[:-1], weight.shape[0])):
-            checks.check_size("linear", "residual", residual, dim, size, "as the result")
+        checks.check_sizes("linear", "residual", residual, (*x.shape[:-1], weight.shape[0]), "as the result")
     checks.check_activation("linear", activation)
-
-
-def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.linear` and make its empty results."""
-    _check_linear(args)
-    x, weight = args.x, args.weight
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, args.residual))
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, residual))
 
 
 def _save_linear(ctx: Any, args: LinearArgs[Tensor], output: Tensor) -> None:
@@ -337,8 +324,8 @@ Returns:
 )
 
 
-def _check_swiglu(args: SwigluArgs[Tensor]) -> None:
-    """Check the arguments of `tile.swiglu`."""
+def _fake_swiglu(args: SwigluArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.swiglu` and make its empty results."""
     x, gate_weight, up_weight, activation = args
     tensors = {"x": x, "gate_weight": gate_weight, "up_weight": up_weight}
     checks.check_floating("swiglu", **tensors)
@@ -349,12 +336,7 @@ def _check_swiglu(args: SwigluArgs[Tensor]) -> None:
         checks.check_size("swiglu", name, tensors[name], 1, x.shape[-1], "x's last dimension")
     checks.check_size("swiglu", "up_weight", up_weight, 0, gate_weight.shape[0], "as gate_weight")
     checks.check_activation("swiglu", activation)
-
-
-def _fake_swiglu(args: SwigluArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.swiglu` and make its empty results."""
-    _check_swiglu(args)
-    return args.x.new_empty((*args.x.shape[:-1], args.gate_weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
 
 
 def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

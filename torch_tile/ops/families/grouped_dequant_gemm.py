@@ -17,7 +17,7 @@ from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.dequant_gemm import backward_of_weights, check_weights
-from torch_tile.ops.families.grouped_gemm import check_offsets, check_order, gradients
+from torch_tile.ops.families.grouped_gemm import check_order, gradients
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
@@ -25,21 +25,16 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "grouped_dequant_gemm"
 
 
-def _check(args: GroupedDequantGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.grouped_dequant_gemm`."""
+def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_dequant_gemm` and make its empty result."""
     a, bs, _, _, offsets, _, _, _, aux, kinds, epilogue, dtype, _ = args
     check_weights(OP, args.dense, grouped=True)
     groups, n = bs[0].shape[:2]
-    check_offsets(OP, offsets, a, "[G], the end of each group")
+    checks.check_positions(OP, "offsets", offsets, 1, "[G], the end of each group", a=a)
     checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as bs[0]")
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (a.shape[0],), n, len(bs), aux, kinds, epilogue, groups)
-
-
-def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.grouped_dequant_gemm` and make its empty result."""
-    _check(args)
-    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[1]), dtype=args.dtype)
+    return a.new_empty((a.shape[0], n), dtype=dtype)
 
 
 def _check_values(args: GroupedDequantGemmArgs[Tensor]) -> None:

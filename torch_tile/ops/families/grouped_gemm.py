@@ -25,15 +25,6 @@ from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec
 
 
-def check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
-    """Check the dtype, device and dimensions of the ends of groups."""
-    require_type(
-        offsets.dtype == torch.int32, lambda: f"tile.{op}: offsets has dtype {offsets.dtype}; expected torch.int32"
-    )
-    checks.check_device(op, "offsets", offsets, "a", a)
-    checks.check_dims(op, "offsets", offsets, 1, meaning)
-
-
 def check_order(op: str, offsets: Tensor, rows: int) -> None:
     """Check that groups follow each other within the rows. Only the CPU checks, since a GPU would have to wait."""
     if offsets.device.type != "cpu" or not offsets.numel():
@@ -53,8 +44,8 @@ class KGroupedGemmArgs(NamedTuple, Generic[V]):
     dtype: torch.dtype
 
 
-def _check(args: GroupedGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.grouped_gemm`."""
+def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_gemm` and make its empty results."""
     a, bs, offsets, aux, kinds, epilogue, dtype = args
     op = "grouped_gemm"
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
@@ -67,15 +58,10 @@ def _check(args: GroupedGemmArgs[Tensor]) -> None:
         checks.check_size(op, f"bs[{i}]", b, 0, bs[0].shape[0], "as bs[0]")
         checks.check_size(op, f"bs[{i}]", b, 1, a.shape[1], "a's last dimension")
         checks.check_size(op, f"bs[{i}]", b, 2, bs[0].shape[2], "as bs[0]")
-    check_offsets(op, offsets, a, "[G], the end of each group")
+    checks.check_positions(op, "offsets", offsets, 1, "[G], the end of each group", a=a)
     checks.check_size(op, "offsets", offsets, 0, bs[0].shape[0], "as many groups as bs[0]")
     gemm.check_epilogue(op, a, a.shape[:1], bs[0].shape[2], len(bs), aux, kinds, epilogue, bs[0].shape[0])
-
-
-def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.grouped_gemm` and make its empty results."""
-    _check(args)
-    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
+    return a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
 
 
 def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
@@ -178,7 +164,7 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
     checks.check_dims(op, "a", a, 2, "[S, M]")
     checks.check_dims(op, "b", b, 2, "[S, N]")
     checks.check_size(op, "b", b, 0, a.shape[0], "as many rows as a")
-    check_offsets(op, offsets, a, "[G], the end of each group")
+    checks.check_positions(op, "offsets", offsets, 1, "[G], the end of each group", a=a)
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
 
 

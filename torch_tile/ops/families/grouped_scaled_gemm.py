@@ -16,7 +16,7 @@ from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
-from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
+from torch_tile.ops.families.grouped_gemm import check_order
 from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
@@ -25,23 +25,18 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "grouped_scaled_gemm"
 
 
-def _check(args: GroupedScaledGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.grouped_scaled_gemm`."""
+def _fake(args: GroupedScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.grouped_scaled_gemm` and make its empty result."""
     a, b, scale_a, scale_b, offsets, aux, kinds, epilogue, dtype = args
     check_operands(OP, a, b, ("[S, K]", "[G, K, N]"))
     (rows, k), (groups, _, n) = a.shape, b.shape
     check_scale(OP, "scale_a", scale_a, a, (rows, k), "[1 or S, 1 or K / 128]", blocks=False)
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
-    check_offsets(OP, offsets, a, "[G], the end of each group")
+    checks.check_positions(OP, "offsets", offsets, 1, "[G], the end of each group", a=a)
     checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as b")
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (rows,), n, 1, aux, kinds, epilogue, groups)
-
-
-def _fake(args: GroupedScaledGemmArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.grouped_scaled_gemm` and make its empty result."""
-    _check(args)
-    return args.a.new_empty((args.a.shape[0], args.b.shape[2]), dtype=args.dtype)
+    return a.new_empty((rows, n), dtype=dtype)
 
 
 def _check_values(args: GroupedScaledGemmArgs[Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_tile.kernels.gemm.args import KGroupedScaledGemmArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, shape_of
-from torch_tile.ops.families.grouped_gemm import check_offsets, check_order
+from torch_tile.ops.families.grouped_gemm import check_order
 from torch_tile.ops.families.scaled_gemm import ADVICE, GROUP, check_operands
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
@@ -23,12 +23,12 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "k_grouped_scaled_gemm"
 
 
-def _check(args: KGroupedScaledGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.k_grouped_scaled_gemm`."""
+def _fake(args: KGroupedScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.k_grouped_scaled_gemm` and make its empty results."""
     a, b, scale_a, scale_b, offsets, dtype = args
     check_operands(OP, a, b, ("[M, K]", "[K, N]"))
     (m, k), n, groups = a.shape, b.shape[1], offsets.shape[:1]
-    check_offsets(OP, offsets, a, "[G], the end of each group")
+    checks.check_positions(OP, "offsets", offsets, 1, "[G], the end of each group", a=a)
     runs = -(-k // GROUP)
     for name, scale, size, (outer, inner) in (("scale_a", scale_a, m, (1, 2)), ("scale_b", scale_b, n, (2, 1))):
         checks.check_floating(OP, **{name: scale})
@@ -44,12 +44,7 @@ def _check(args: KGroupedScaledGemmArgs[Tensor]) -> None:
         what = f"{name} has shape {shape_of(scale)}; expected {forms[name]}, rounded up, for {m} x {k} by {k} x {n}"
         require(fits, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
-
-
-def _fake(args: KGroupedScaledGemmArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.k_grouped_scaled_gemm` and make its empty results."""
-    _check(args)
-    return args.a.new_empty((args.offsets.shape[0], args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
+    return a.new_empty((*groups, m, n), dtype=dtype)
 
 
 def _check_values(args: KGroupedScaledGemmArgs[Tensor]) -> None:

@@ -14,7 +14,6 @@ from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.mla.args import IndexScoresArgs, LightningIndexArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_value
-from torch_tile.ops.families.attention_varlen import check_positions
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, in_torch
@@ -33,8 +32,7 @@ def _check_operands(op: str, q: Tensor, k: Tensor, weights: Tensor) -> None:
     checks.check_dims(op, "weights", weights, 3, "[B, Sq, H]")
     checks.check_size(op, "k", k, 0, q.shape[0], "q's batch")
     checks.check_size(op, "k", k, 2, q.shape[3], "q's last dimension")
-    for dim in range(3):
-        checks.check_size(op, "weights", weights, dim, q.shape[dim], "as q")
+    checks.check_sizes(op, "weights", weights, q.shape[:3], "as q")
 
 
 def _fake_scores(args: IndexScoresArgs[Tensor]) -> Tensor:
@@ -48,7 +46,7 @@ def _fake(args: LightningIndexArgs[Tensor]) -> Tensor:
     q, k, weights, top, seq_lens = args
     _check_operands(OP, q, k, weights)
     if seq_lens is not None:
-        check_positions(OP, "seq_lens", seq_lens, 1, "[B]", q)
+        checks.check_positions(OP, "seq_lens", seq_lens, 1, "[B]", q=q)
         checks.check_size(OP, "seq_lens", seq_lens, 0, q.shape[0], "q's batch")
     require_value(top >= 0, lambda: f"tile.{OP}: top is {top}; expected 0 or more")
     return q.new_empty((q.shape[0], q.shape[1], top), dtype=torch.int32)

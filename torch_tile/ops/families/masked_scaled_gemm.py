@@ -24,28 +24,19 @@ from torch_tile.ops.sharding_rule import Rule, Spec
 OP = "masked_scaled_gemm"
 
 
-def _check(args: MaskedScaledGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.masked_scaled_gemm`."""
+def _fake(args: MaskedScaledGemmArgs[Tensor]) -> Tensor:
+    """Check the arguments of `tile.masked_scaled_gemm` and make its empty results."""
     a, b, scale_a, scale_b, counts, aux, kinds, epilogue, dtype = args
     check_operands(OP, a, b, ("[G, M, K]", "[G, K, N]"))
     (groups, rows, k), n = a.shape, b.shape[2]
     checks.check_size(OP, "b", b, 0, groups, "G, as a")
     check_scale(OP, "scale_a", scale_a, a, (rows, k), "[G, 1 or M, 1 or K / 128]", groups, blocks=False)
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
-    require_type(
-        counts.dtype == torch.int32, lambda: f"tile.{OP}: counts has dtype {counts.dtype}; expected torch.int32"
-    )
-    checks.check_device(OP, "counts", counts, "a", a)
-    checks.check_dims(OP, "counts", counts, 1, "[G], how many rows of each group count")
+    checks.check_positions(OP, "counts", counts, 1, "[G], how many rows of each group count", a=a)
     checks.check_size(OP, "counts", counts, 0, groups, "G, as a")
     require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
     gemm.check_epilogue(OP, a, (groups * rows,), n, 1, aux, kinds, epilogue, groups)
-
-
-def _fake(args: MaskedScaledGemmArgs[Tensor]) -> Tensor:
-    """Check the arguments of `tile.masked_scaled_gemm` and make its empty results."""
-    _check(args)
-    return args.a.new_empty((*args.a.shape[:2], args.b.shape[2]), dtype=args.dtype)
+    return a.new_empty((groups, rows, n), dtype=dtype)
 
 
 def _check_values(args: MaskedScaledGemmArgs[Tensor]) -> None:

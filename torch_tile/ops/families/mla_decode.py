@@ -22,36 +22,6 @@ from torch_tile.ops.registry import Shape, V, entry, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
-def _check(args: MlaDecodeArgs[Tensor]) -> None:
-    """Check the arguments of `tile.mla_decode`."""
-    q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
-    tensors = {"q": q, "q_pe": q_pe, "kv": kv, "k_pe": k_pe}
-    checks.check_floating("mla_decode", **tensors)
-    checks.check_same_dtype("mla_decode", **tensors)
-    cache = "[B, S, {}]" if block_table is None else "[pages, page, {}]"
-    checks.check_dims("mla_decode", "q", q, 4, "[B, Sq, H, C]")
-    checks.check_dims("mla_decode", "q_pe", q_pe, 4, "[B, Sq, H, R]")
-    checks.check_dims("mla_decode", "kv", kv, 3, cache.format("C"))
-    checks.check_dims("mla_decode", "k_pe", k_pe, 3, cache.format("R"))
-    for dim in range(3):
-        checks.check_size("mla_decode", "q_pe", q_pe, dim, q.shape[dim], "as q")
-    checks.check_size("mla_decode", "kv", kv, 2, q.shape[3], "q's last dimension")
-    checks.check_size("mla_decode", "k_pe", k_pe, 2, q_pe.shape[3], "q_pe's last dimension")
-    for dim in range(2):
-        checks.check_size("mla_decode", "k_pe", k_pe, dim, kv.shape[dim], "as kv")
-    if block_table is None:
-        checks.check_size("mla_decode", "kv", kv, 0, q.shape[0], "q's batch")
-    else:
-        _check_table("block_table", block_table, 2, "[B, n]", q)
-    if seq_lens is not None:
-        _check_table("seq_lens", seq_lens, 1, "[B]", q)
-    require_value(
-        num_splits >= 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 (automatic) or more"
-    )
-    if schedule is not None:
-        _check_schedule(schedule, seq_lens, num_splits, q)
-
-
 def _check_schedule(schedule: Tensor, seq_lens: Tensor | None, num_splits: int, q: Tensor) -> None:
     """Check the dtype, shape and device of a schedule, which excludes `num_splits`."""
     require_type(
@@ -69,16 +39,6 @@ def _check_schedule(schedule: Tensor, seq_lens: Tensor | None, num_splits: int, 
     )
     require_value(seq_lens is not None, lambda: "tile.mla_decode: schedule is given without seq_lens, whose plan it is")
     require_value(num_splits == 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 with a schedule")
-
-
-def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -> None:
-    """Check that an int32 tensor of lengths or pages has the right shape and device."""
-    require_type(
-        table.dtype == torch.int32, lambda: f"tile.mla_decode: {name} has dtype {table.dtype}; expected torch.int32"
-    )
-    checks.check_dims("mla_decode", name, table, dims, meaning)
-    checks.check_size("mla_decode", name, table, 0, q.shape[0], "q's batch")
-    checks.check_device("mla_decode", name, table, "q", q)
 
 
 def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
@@ -102,10 +62,33 @@ def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:
 
 def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.mla_decode` and make its empty results."""
-    _check(args)
-    q = args.q
-    lse_dtype = compute_dtype(q.dtype)
-    return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
+    tensors = {"q": q, "q_pe": q_pe, "kv": kv, "k_pe": k_pe}
+    checks.check_floating("mla_decode", **tensors)
+    checks.check_same_dtype("mla_decode", **tensors)
+    cache = "[B, S, {}]" if block_table is None else "[pages, page, {}]"
+    checks.check_dims("mla_decode", "q", q, 4, "[B, Sq, H, C]")
+    checks.check_dims("mla_decode", "q_pe", q_pe, 4, "[B, Sq, H, R]")
+    checks.check_dims("mla_decode", "kv", kv, 3, cache.format("C"))
+    checks.check_dims("mla_decode", "k_pe", k_pe, 3, cache.format("R"))
+    checks.check_sizes("mla_decode", "q_pe", q_pe, q.shape[:3], "as q")
+    checks.check_size("mla_decode", "kv", kv, 2, q.shape[3], "q's last dimension")
+    checks.check_size("mla_decode", "k_pe", k_pe, 2, q_pe.shape[3], "q_pe's last dimension")
+    checks.check_sizes("mla_decode", "k_pe", k_pe, kv.shape[:2], "as kv")
+    if block_table is None:
+        checks.check_size("mla_decode", "kv", kv, 0, q.shape[0], "q's batch")
+    else:
+        checks.check_positions("mla_decode", "block_table", block_table, 2, "[B, n]", q=q)
+        checks.check_size("mla_decode", "block_table", block_table, 0, q.shape[0], "q's batch")
+    if seq_lens is not None:
+        checks.check_positions("mla_decode", "seq_lens", seq_lens, 1, "[B]", q=q)
+        checks.check_size("mla_decode", "seq_lens", seq_lens, 0, q.shape[0], "q's batch")
+    require_value(
+        num_splits >= 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 (automatic) or more"
+    )
+    if schedule is not None:
+        _check_schedule(schedule, seq_lens, num_splits, q)
+    return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
 
 
 def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:

@@ -14,7 +14,6 @@ from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.families.attention_varlen import check_positions
 from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, documented, in_torch
@@ -31,15 +30,14 @@ def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tenso
     checks.check_same_dtype(op, q=q, q_pe=q_pe)
     checks.check_dims(op, "q", q, 4, "[B, Sq, H, C]")
     checks.check_dims(op, "q_pe", q_pe, 4, "[B, Sq, H, R]")
-    for dim in range(3):
-        checks.check_size(op, "q_pe", q_pe, dim, q.shape[dim], "as q")
+    checks.check_sizes(op, "q_pe", q_pe, q.shape[:3], "as q")
     for name, x, dims, meaning in (
         ("block_table", args.block_table, 2, "[B, n]"),
         ("seq_lens", args.seq_lens, 1, "[B]"),
         ("indices", args.indices, 3, "[B, Sq, n]"),
     ):
         if x is not None:
-            check_positions(op, name, x, dims, meaning, q)
+            checks.check_positions(op, name, x, dims, meaning, q=q)
             checks.check_size(op, name, x, 0, q.shape[0], "q's batch")
     if args.indices is not None:
         checks.check_size(op, "indices", args.indices, 1, q.shape[1], "q's length")
@@ -95,8 +93,7 @@ def _fake_sparse(args: MlaSparseArgs[Tensor]) -> tuple[Tensor, Tensor]:
     checks.check_dims(SPARSE, "k_pe", k_pe, 3, shape.format("R"))
     checks.check_size(SPARSE, "kv", kv, 2, q.shape[3], "q's last dimension")
     checks.check_size(SPARSE, "k_pe", k_pe, 2, q_pe.shape[3], "q_pe's last dimension")
-    for dim in range(2):
-        checks.check_size(SPARSE, "k_pe", k_pe, dim, kv.shape[dim], "as kv")
+    checks.check_sizes(SPARSE, "k_pe", k_pe, kv.shape[:2], "as kv")
     if args.block_table is None:
         checks.check_size(SPARSE, "kv", kv, 0, q.shape[0], "q's batch")
     return _results(q)
@@ -255,8 +252,7 @@ def pack_latents(kv: Tensor, k_pe: Tensor) -> Tensor:
     op = "pack_latents"
     checks.check_floating(op, kv=kv, k_pe=k_pe)
     checks.check_dims(op, "k_pe", k_pe, kv.dim(), "kv's and R for C")
-    for dim in range(kv.dim() - 1):
-        checks.check_size(op, "k_pe", k_pe, dim, kv.shape[dim], "as kv")
+    checks.check_sizes(op, "k_pe", k_pe, kv.shape[:-1], "as kv")
     width = kv.shape[-1]
     require(width % GROUP == 0, lambda: f"tile.{op}: kv has {width} columns; expected a multiple of {GROUP}")
     packed: Tensor = kernels("mla.packed").pack(kv.detach(), k_pe.detach())

@@ -67,8 +67,7 @@ def _check_rms_norm(op: str, x: Tensor, residual: Tensor | None, weight: Tensor 
     if residual is not None:
         checks.check_same_dtype(op, x=x, residual=residual)
         checks.check_dims(op, "residual", residual, x.dim(), "as x")
-        for dim, size in enumerate(x.shape):
-            checks.check_size(op, "residual", residual, dim, size, "as x")
+        checks.check_sizes(op, "residual", residual, x.shape, "as x")
     checks.check_vector(op, "weight", weight, x.shape[-1], "x's last dimension")
     checks.check_activation(op, activation)
 
@@ -344,8 +343,7 @@ def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:
             continue
         sizes = {"t": x.shape, "r": x.shape[-1:], "c": (*x.shape[:-1], 1), "g": _runs(x, v)}[kind]
         checks.check_dims(op, name, v, len(sizes), what)
-        for dim, size in enumerate(sizes):
-            checks.check_size(op, name, v, dim, size, what)
+        checks.check_sizes(op, name, v, sizes, what)
     _check_same_runs(op, [v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
     from torch_tile.kernels.epilogue.program import parse
 
@@ -364,8 +362,7 @@ def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
 def _check_same_runs(op: str, operands: Sequence[Tensor]) -> None:
     """Check that all operands of kind `g` have one shape."""
     for v in operands[1:]:
-        for dim, size in enumerate(operands[0].shape):
-            checks.check_size(op, "an aux of kind 'g'", v, dim, size, "as the first of that kind")
+        checks.check_sizes(op, "an aux of kind 'g'", v, operands[0].shape, "as the first of that kind")
 
 
 def _fake(args: FusedNormArgs[Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.args import NsaSelectArgs
 from torch_tile.ops import checks
-from torch_tile.ops.attention_common import check_heads
+from torch_tile.ops.attention_common import check_heads, kv_head
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.families.attention_varlen import kv_head
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape
@@ -33,8 +32,7 @@ def _fake(args: NsaSelectArgs[Tensor]) -> Tensor:
     checks.check_size(OP, "k_cmp", k, 0, q.shape[0], "q's batch")
     checks.check_size(OP, "k_cmp", k, 3, q.shape[3], "q's head dimension")
     check_heads(OP, q.shape[1], k.shape[1])
-    for dim in range(3):
-        checks.check_size(OP, "lse", lse, dim, q.shape[dim], "as q")
+    checks.check_sizes(OP, "lse", lse, q.shape[:3], "as q")
     sums = compute_dtype(q.dtype)
     require_type(lse.dtype == sums, lambda: f"tile.{OP}: lse has dtype {lse.dtype}; expected {sums}")
     for name in ("block", "length", "stride"):

@@ -26,8 +26,7 @@ def _check_keys(op: str, args: Any) -> None:
     for name, t in (("a", args.a), ("b", args.b)):
         checks.check_device(op, name, t, "k", args.k)
         checks.check_dims(op, name, t, 4, "[B, L, H, K]")
-        for dim in range(4):
-            checks.check_size(op, name, t, dim, args.k.shape[dim], "as k")
+        checks.check_sizes(op, name, t, args.k.shape, "as k")
 
 
 def _fake(args: Rwkv7Args[Tensor]) -> tuple[Tensor, Tensor]:

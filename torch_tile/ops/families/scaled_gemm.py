@@ -26,24 +26,6 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 GROUP = 128  # columns of a, or rows and columns of b, that share a scale where blocks have scales
 
 
-def _check(args: ScaledGemmArgs[Tensor]) -> None:
-    """Check the arguments of `tile.scaled_gemm`."""
-    a, b, scale_a, scale_b, aux, kinds, epilogue, dtype, bits, offset = args
-    if bits == 8:
-        check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
-    else:
-        _check_fields(a, b, bits)
-    most = 0 if bits == 8 else 1 << (bits - 1)
-    require_value(0 <= offset <= most, lambda: f"tile.{OP}: offset is {offset} for {bits} bits; expected 0 to {most}")
-    both = bits < 8 or torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
-    require_type(both, lambda: f"tile.{OP}: a has dtype {a.dtype} and b {b.dtype}; expected both int8, or both float8")
-    (m, k), n = a.shape, b.shape[1]
-    check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
-    check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
-    gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
-
-
 def _check_fields(a: Tensor, b: Tensor, bits: int) -> None:
     """Check int8 activations and bytes of b that hold several fields."""
     require_value(bits in (1, 2, 4), lambda: f"tile.{OP}: bits is {bits}; expected 8, or 1, 2 or 4 beside int8 a")
@@ -101,8 +83,21 @@ def check_scale(
 
 def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.scaled_gemm` and make its empty results."""
-    _check(args)
-    return args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
+    a, b, scale_a, scale_b, aux, kinds, epilogue, dtype, bits, offset = args
+    if bits == 8:
+        check_operands(OP, a, b, ("[M, K]", "[K, N]"), (*FLOAT8, torch.int8))
+    else:
+        _check_fields(a, b, bits)
+    most = 0 if bits == 8 else 1 << (bits - 1)
+    require_value(0 <= offset <= most, lambda: f"tile.{OP}: offset is {offset} for {bits} bits; expected 0 to {most}")
+    both = bits < 8 or torch.int8 not in (a.dtype, b.dtype) or a.dtype == b.dtype
+    require_type(both, lambda: f"tile.{OP}: a has dtype {a.dtype} and b {b.dtype}; expected both int8, or both float8")
+    (m, k), n = a.shape, b.shape[1]
+    check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
+    check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
+    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
+    return a.new_empty((m, n), dtype=dtype)
 
 
 def _sharding(args: ScaledGemmArgs[Spec]) -> Rule:

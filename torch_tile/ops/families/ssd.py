@@ -102,8 +102,7 @@ def _fake_backward(args: SsdChunkScanBackwardArgs[Tensor]) -> tuple[Tensor, ...]
     for name, t, shape in (("grad", args.grad, args.x.shape), ("grad_states", args.grad_states, _state_shape(args))):
         if t is not None:
             checks.check_dims(op, name, t, 4, "as the scan's result")
-            for dim, size in enumerate(shape):
-                checks.check_size(op, name, t, dim, size, "as the scan's result")
+            checks.check_sizes(op, name, t, shape, "as the scan's result")
     return empty_gradients(args)
 
 

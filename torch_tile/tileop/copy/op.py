@@ -63,7 +63,7 @@ class Copy(RegisteredOp):
         eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
         loop_layout: Any = None,
     ) -> Copy:  # fmt: skip
-        """Copy `src` to `dst`, converted to dst's dtype.
+        """Copy `src` to `dst`, converted to dst's dtype; a bool says whether the number is not 0.
 
         Operands are buffers or regions; an element takes the other operand's shape.
 
@@ -100,6 +100,13 @@ class Copy(RegisteredOp):
             return []
         src, dst = (describe_tile(side, side.extents) for side in (self.src, self.dst))
         return [diagnose("copy_shape", self.span, src=src, dst=dst, fix=self._fitting())]
+
+    def doubts(self) -> list[Diagnostic]:
+        """Warn of floats that become bools."""
+        dtype, to = self.src.buffer.dtype, self.dst.buffer
+        if to.dtype != "bool" or not dtype.is_float:
+            return []
+        return [diagnose("float_to_bool", self.span, dtype=dtype, buffer=to.name)]
 
     def _fitting(self) -> str:
         """Suggest what would make the extents agree; empty if nothing obvious does."""

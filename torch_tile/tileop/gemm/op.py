@@ -4,17 +4,29 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.node import equal, node_class
-from torch_tile.ir.stmt import Block, Do, Stmt
-from torch_tile.tileop.base import RegisteredOp, Tile, describe_tile, is_one, need_region, same_extents, tile_op
+from torch_tile.ir.simplify import is_literal, simplify
+from torch_tile.ir.stmt import Alloc, Block, Do, If, Stmt
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    Tile,
+    conjunction,
+    describe_tile,
+    inside,
+    is_one,
+    need_region,
+    same_extents,
+    tile_op,
+)
+from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm import fma, mma, wgmma as gemm_wgmma
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
@@ -136,11 +148,27 @@ class Gemm(RegisteredOp):
         assert a and b and c
         m, n = c
         k = a[0] if self.transpose_A else a[1]
-        operands = [x for r in (self.A, self.B, self.C) for x in (Address(r.buffer, r.starts), _leading(r))]
-        product = Do(Call("cpu_gemm", (*operands, m, n, k), dt.int32, (self.transpose_A, self.transpose_B)))
+
+        def product(*regions: Region) -> Stmt:
+            operands = [x for r in regions for x in (Address(r.buffer, r.starts), _leading(r))]
+            return Do(Call("cpu_gemm", (*operands, m, n, k), dt.int32, (self.transpose_A, self.transpose_B)))
+
+        made = product(self.A, self.B, self.C)
+        tiles = [r for r in (self.A, self.B, self.C) if r.buffer.scope != "global"]
+        unsure = [c for r in tiles for c in map(simplify, inside(r)) if not is_literal(c, True)]
+        if unsure:
+            made = If(conjunction(unsure), Block((made,)), self._staged(product), span=self.span)
         if not self.clear_accum:
-            return product
-        return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), product))
+            return made
+        return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), made))
+
+    def _staged(self, product: Callable[..., Stmt]) -> Block:
+        """Multiply copies of the operands, which hold 0 for what lies outside of a tile."""
+        regions = self.A, self.B, self.C
+        tiles = [Buffer(f"{r.buffer.name}_part", r.extents, r.buffer.dtype, "shared") for r in regions]
+        copies = [need_region(t, "gemm", "part") for t in tiles]
+        put = [Copy(r, t).lower_cpu() for r, t in zip(regions, copies, strict=True)]
+        return Block((*map(Alloc, tiles), *put, product(*copies), Copy(copies[-1], self.C).lower_cpu()))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """Return the layouts that the implementation of this product demands."""

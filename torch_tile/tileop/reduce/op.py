@@ -12,6 +12,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
 from torch_tile.ir.node import node_class
+from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -21,6 +22,7 @@ from torch_tile.tileop.base import (
     describe_tile,
     identity_of,
     indices_at,
+    inside,
     is_one,
     need_region,
     parallel,
@@ -128,6 +130,7 @@ class Reduce(RegisteredOp):
         target = self.dst.buffer
         last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
         last = last and not self.of_magnitudes  # the helper folds in a wider type
+        last = last and all(is_literal(simplify(c), True) for c in inside(self.src)[-2:])  # rows are whole in the tile
 
         def row(point: tuple[Any, ...]) -> Stmt:
             """Build the fold of one row by the vector helper."""

@@ -97,7 +97,7 @@ class Scan(RegisteredOp):
             before = here + 1 if self.reverse else here - 1
             value = cast(Load(self.src.buffer, at(self.src, point, here)), target.dtype)
             total = combine(kind, Load(target, at(self.dst, point, before)), value)
-            return Store(target, at(self.dst, point, here), select(k == const(0, dt.int32), value, total))
+            return Store(target, at(self.dst, point, here), select(k > const(0, dt.int32), total, value))
 
         return serial(extent, lambda k: parallel(outer, lambda p: step(p, k)) if outer else step((), k))
 

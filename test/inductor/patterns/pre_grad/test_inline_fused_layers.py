@@ -107,8 +107,9 @@ def test_attention_of_any_rank(lead, dynamic, agrees, generator):
         assert not report.missed(), report
 
 
-def test_attention_whose_batch_broadcasts(agrees, generator):
-    q, k, v = (torch.randn(n, 4, 5, 8, generator=generator) for n in (3, 1, 1))
+@pytest.mark.parametrize("sizes", [((3, 4), (1, 4), (1, 4)), ((3, 4), (3, 1), (3, 4)), ((3, 4), (3, 4), (1, 1))])
+def test_attention_whose_batch_or_heads_broadcast(sizes, agrees, generator):
+    q, k, v = (torch.randn(*lead, 5, 8, generator=generator) for lead in sizes)
     _, report = agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), q, k, v)
     assert len(report.replaced("attention")) == 1
     assert not report.missed(), report

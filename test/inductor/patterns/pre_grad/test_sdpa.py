@@ -26,6 +26,10 @@ CALLS = {
 }
 
 
+def flash_on_cpu(q, k, v):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients(name, light, generator):
     f, family = CALLS[name]
@@ -57,6 +61,34 @@ def test_refusals_say_why(f, family, reason, light, generator):
         got, report = light(f, q)
         torch.testing.assert_close(got, f(q), rtol=1e-5, atol=1e-5)
     assert any(reason in r.reason for r in report.missed(family)), report
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("heads", [(1, 4, 4), (4, 1, 4), (4, 4, 1), (1, 4, 1), (1, 1, 4), (4, 2, 4), (4, 4, 2)])
+def test_numbers_of_heads_that_broadcast_stay_or_are_expanded(heads, grouped, dynamic, light, generator):
+    """Torch takes them, or repeats them under `enable_gqa`; `tile.attention` refuses them."""
+    args = [torch.randn(2, n, length, 8, generator=generator) for n, length in zip(heads, (7, 5, 5), strict=True)]
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)  # noqa: E731
+    try:
+        want = f(*args)
+    except RuntimeError:
+        pytest.skip("torch refuses it, too")
+    with torch.no_grad():
+        got, _ = light(f, *args, dynamic=dynamic)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("f", [F.scaled_dot_product_attention, flash_on_cpu], ids=["functional", "aten"])
+def test_values_of_another_length_than_keys_stay(f, dynamic, light, generator):
+    """Torch's kernel for CPUs does not check them."""
+    args = [torch.randn(2, 4, length, 8, generator=generator) for length in (7, 5, 9)]
+    with torch.no_grad():
+        got, report = light(f, *args, dynamic=dynamic)
+    assert got.shape == (2, 4, 7, 8)
+    assert not report.replaced("attention"), report
+    assert "expected 5, k's length" in report.missed("attention")[0].reason or dynamic, report
 
 
 def row_loss(x, w):

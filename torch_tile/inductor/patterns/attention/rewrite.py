@@ -31,13 +31,14 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.graph.strip_copies import bare, drop_behind, unscaled
+from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import (
     Operand,
     Pattern,
     Term,
+    check_fit,
     place,
     place_query,
     read,
@@ -236,10 +237,11 @@ def _fused(context: Context, node: Node) -> None:
         )
     if len(node.users) != 1:
         raise NoMatch("the output is unpacked more than once", "call F.scaled_dot_product_attention, not the aten op")
-    q, k, v = node.args[:3]
+    q, k, v = (arg(node, name) for name in ("query", "key", "value"))
     mask = next((arg(node, name) for name in ("attn_bias", "attn_mask") if has_arg(node, name)), None)
     if arg(node, "dropout_p") != 0.0:
         raise NoMatch("dropout", "call model.eval(), or pass dropout_p=0.0")
+    check_fit(q, k, v)
     output = next(iter(node.users))
     rewrite = Rewrite(output)
     causal, scale = bool(arg(node, "is_causal")), arg(node, "scale")
@@ -262,7 +264,7 @@ def refine(context: Context) -> None:
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
     for node in context.graph.find_nodes(op="call_function", target=OP):
-        drop_behind(node)
+        drop_copies_of(node)
 
 
 def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:

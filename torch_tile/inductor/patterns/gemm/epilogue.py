@@ -109,13 +109,13 @@ def whole(node: Node) -> Node | None:
 
 
 def left(node: Node) -> Node:
-    """Return the left operand of a product, or of the product under some columns."""
+    """Return the left operand of a product, or of the product that some columns are cut from."""
     result: Node = _operands(node)[0]
     return result
 
 
 def right(node: Node) -> Node:
-    """Return the right operand of a product, or of the product under some columns."""
+    """Return the right operand of a product, or of the product that some columns are cut from."""
     result: Node = _operands(node)[1]
     return result
 

@@ -109,7 +109,7 @@ def _padded(args: Any, kwargs: Any) -> bool:
 
 
 def _of_another_rank(args: Any, kwargs: Any) -> bool:
-    """Return whether an attention has another rank than 4 or unequal batches, but no grouped heads."""
+    """Return whether an attention has another rank than 4, or unequal batches or heads, but no grouped heads."""
     named = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
     if named.get("enable_gqa") or not all(is_tensor(named.get(n)) for n in ("query", "key", "value")):
         return False
@@ -117,7 +117,7 @@ def _of_another_rank(args: Any, kwargs: Any) -> bool:
     if any(x.dim() != 4 for x in (q, k, v)):
         return all(bool(x.dim() >= 2) for x in (q, k, v))
     heads = all(known(x.shape[1] == q.shape[1]) or known(x.shape[1] == 1) for x in (k, v))
-    return heads and not all(known(x.shape[0] == q.shape[0]) for x in (k, v))
+    return heads and not (all(known(x.shape[0] == q.shape[0]) for x in (k, v)) and known(k.shape[1] == v.shape[1]))
 
 
 def _stays(node: Node) -> str:
