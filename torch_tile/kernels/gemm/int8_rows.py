@@ -235,8 +235,11 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
 @library_jit
 def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
-    """Build the kernel for one ordered row of a, given as runs of columns, of which a block holds `held`: slices of a
-    run take the places of rows (see row_dequant.py). Sums are of all columns.
+    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` for one ordered row a, given as runs
+    of columns (runs, width).
+
+    Slices of a run each take the places of rows (see row_dequant.py). A block holds `held` runs: all, and zeros behind.
+    `config.blocks` blocks take one tile of the weights after the other. A step has `config.stages` runs of a slice.
     """
     slots, fields, (kind_a, kind_b) = column_order(spec), fields_of(spec), spec.scales
     m, n, runs = T.dynamic("m"), T.dynamic("n"), T.dynamic("runs")
