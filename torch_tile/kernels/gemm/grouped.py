@@ -263,7 +263,7 @@ def grouped_gemm(
     operands = (a[None], *(b for b, _ in matrices))
     vector = vector_of((*operands, out), (n, k)) if machine.is_gpu else 1
     spec = Spec(a.dtype, out.dtype, False, tuple(transposed for _, transposed in matrices), specs, epilogue, vector)
-    config = config or tiling_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1), machine)
+    config = config or tiling_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1, out=out.dtype), machine)
     if config is None:
         return out.copy_(reference(*args))
     table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))

@@ -49,7 +49,7 @@ class Problem:
     """One product: its sizes, the number of bs for one a, and two facts about memory.
 
     The facts are whether it is a row times matrices stored `[N, K]`. Also whether memory rows are runs of whole 16
-    bytes. If `ragged`, m is the average number of rows in a batch.
+    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of the result if it is another one.
     """
 
     dtype: torch.dtype
@@ -61,6 +61,7 @@ class Problem:
     row: bool = False
     aligned: bool = False
     ragged: bool = False
+    out: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool =
 
     def of(stages: int) -> Footprint:
         """Return the footprint with so many stages."""
-        return footprint(replace(config, stages=stages), problem.dtype, problem.products, problem.dtype, bulk)
+        out = problem.out or problem.dtype
+        return footprint(replace(config, stages=stages), problem.dtype, problem.products, out, bulk)
 
     stages = most_stages(of, range(config.stages, 0, -1), machine.target)
     return replace(config, stages=stages) if stages else None
