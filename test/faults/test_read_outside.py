@@ -298,6 +298,15 @@ def test_a_change_between_two_calls(read):
         change(1.0)
 
 
+@pytest.mark.parametrize("form", [eager, lazy, given])
+def test_a_variable_of_a_context_that_is_set_to_none(form):
+    unset, x = contextvars.ContextVar("unset", default=2.0), torch.randn(5)
+    kernel = form(lambda v: v if unset.get() is None else v * unset.get())
+    assert torch.equal(kernel(x), x * 2)
+    unset.set(None)
+    assert torch.equal(kernel(x), x)
+
+
 UNGUARDED = ("tensor", "ndarray", "dict_values",  # Dynamo guards none of what these hold, or does not know them
              "of a partial", "class behind", "weak method", "weak dict", "context")  # fmt: skip
 

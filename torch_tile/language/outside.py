@@ -140,7 +140,7 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
     if isinstance(value, weakref.ref):  # the key keeps the object, as those of other reads do
         return walk.parts(lambda: [value()])
     if isinstance(value, ContextVar):
-        return walk.parts(lambda: [value.get(None)])
+        return walk.parts(lambda: [value.get(ContextVar)])  # a class stands for unset: None may be set
     if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
         items = walk.parts(lambda: _items(value)) if value.dtype.hasobject else None
         return items, walk.compared(lambda: _array_key(value))

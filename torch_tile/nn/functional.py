@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Set
 from difflib import get_close_matches
@@ -185,16 +186,22 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
         TypeError: if one of the call's `others`, which are ignored, is a cache or a mask under a third name. So is one
             that nearly has the name of an argument.
     """
-    own = ("position_embeddings", "attention_mask", "past_key_values")
     for name, other in others.items():
-        near = [] if torch.compiler.is_compiling() or other is None else get_close_matches(name, own, 1, LIKELY)
+        near = "" if torch.compiler.is_compiling() or other is None else _meant(name)
         if near:
-            raise TypeError(f"{name}= would be ignored; did you mean {near[0]}=?")
+            raise TypeError(f"{name}= would be ignored; did you mean {near}=?")
         if name in ("attn_mask", "mask", "key_padding_mask") and other is not None:
             raise TypeError(f"{name}= would be ignored: give it as attention_mask=")
         if hasattr(other, "update") and not isinstance(other, Mapping | Set):
             raise TypeError(f"{name}= looks like a cache, and would be ignored: give it as cache=")
     return past_key_values if cache is None else cache
+
+
+@functools.cache
+def _meant(name: str) -> str:
+    """Return the argument of an attention layer whose name is nearly this one, or ""."""
+    own = "position_embeddings", "attention_mask", "past_key_values"
+    return next(iter(get_close_matches(name, own, 1, LIKELY)), "")
 
 
 def _warn_once(what: str) -> None:

@@ -133,6 +133,12 @@ def of_two_roles(X, Y, s, f):
         T.copy(X, s)
 
 
+def awaited_by_a_bound(X, Y, s, f):
+    for i in T.serial(T.cast(s[0], "int32")):
+        Y[i] = 1.0
+    T.copy(X, s)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -145,7 +151,9 @@ def test_writes_that_something_reads_are_not(body):
 
 
 def test_roles_and_threads_that_run_apart_read_what_stands_behind():
-    assert not found_in(of_two_roles)[1] and not found_in(copied_out_early, thread=True)[1]
+    assert not found_in(of_two_roles)[1]
+    for body in (copied_out_early, awaited_by_a_bound):
+        assert found_in(body)[1] and not found_in(body, thread=True)[1]
     assert found_in(never_read, thread=True)[1] == [("s", 0)]
 
 

@@ -69,7 +69,7 @@ class _Needed:
             return self.before(node.body, after)
         if isinstance(node, For | While):
             for bound in (node.condition,) if isinstance(node, While) else (*node.starts, *node.stops):
-                after |= _accesses(bound)[0]
+                after = after | _accesses(bound)[0]
             while len(again := after | self.before(node.body, after)) > len(after):
                 after = again
             return after
