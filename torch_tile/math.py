@@ -14,4 +14,4 @@ def cdiv(a: int, b: int) -> int:
 @names_parameters
 def next_power_of_2(x: int) -> int:
     """Return the least power of two that is not below `x`; 1 if `x` is below 1."""
-    return 1 << max(x - 1, 0).bit_length()
+    return 1 << int(max(x - 1, 0)).bit_length()

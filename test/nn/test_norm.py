@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +66,11 @@ def test_hooks_of_a_gated_norm_run_once(gating: str, rounded: bool, seed: int) -
     norm.register_forward_hook(lambda *given: calls.append(given))
     norm(torch.randn(3, 8), torch.randn(3, 8))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("layer", [RMSNorm, LayerNorm])
+@pytest.mark.parametrize("shape", [np.int64(8), (np.int32(8),), torch.Size([8]), [8], 8])
+def test_a_size_may_be_any_integer(layer: type, shape: object) -> None:
+    """As in torch's layers."""
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(layer(shape)(x), getattr(torch.nn, layer.__name__)(8)(x))

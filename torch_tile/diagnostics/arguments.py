@@ -68,6 +68,8 @@ def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
+        if "torch" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
+            return function(*args, **named)  # Dynamo does not trace signatures
         if problem := misfit(function, args, named):
             raise problem
         return function(*args, **named)

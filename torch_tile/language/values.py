@@ -138,9 +138,10 @@ class Handle(NotAValue):
 
 
 def _warn_of_missing_indices(buffer: Buffer, key: Any) -> None:
-    """Warn of an element's value that is stored by fewer indices than dimensions, none of them a slice."""
+    """Warn of an element's value that is stored to several by fewer indices than dimensions, none of them a slice."""
     keys = key if isinstance(key, tuple) else (key,)
-    if len(keys) < buffer.rank and not any(k is ... or isinstance(k, slice) for k in keys):
+    is_one = all(isinstance(size, Const) and size.value == 1 for size in buffer.shape[len(keys) :])
+    if not is_one and not any(k is ... or isinstance(k, slice) for k in keys):
         given = ", ".join(map(repr, keys))
         values: dict[str, Any] = {"buffer": buffer.name, "got": given, "want": buffer.rank, "count": len(keys)}
         warnings.warn(diagnose("missing_index", author_span(), **values).render().removeprefix("error"), stacklevel=3)

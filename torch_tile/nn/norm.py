@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch_tile.ops.checks import check_tensors
 
 def last_dimension(normalized_shape: int | Sequence[int]) -> int:
     """Return the one dimension to normalise over. Raises ValueError for several, which the kernels do not take."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (int(normalized_shape),)
     if len(shape) != 1:
         raise ValueError(f"normalized_shape is {shape}; expected the last dimension alone: keep torch's layer here")
     return shape[0]
@@ -142,8 +142,7 @@ class LayerNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: FloatDtype | None = None,
     ) -> None:
-        shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        super().__init__([last_dimension(shape)], eps, elementwise_affine, bias, device, dtype)
+        super().__init__([last_dimension(normalized_shape)], eps, elementwise_affine, bias, device, dtype)
 
     @explains_misfits
     def forward(self, input: torch.Tensor) -> torch.Tensor:

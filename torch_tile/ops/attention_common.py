@@ -76,13 +76,11 @@ def check_heads(op: str, heads: Any, kv_heads: Any, order: str = "") -> None:
 
 def check_batched(op: str, args: Any) -> None:
     """Check q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, the window and q_offset."""
-    q, k, v, window, offset = args.q, args.k, args.v, args.window, args.q_offset
+    q, k, v = args.q, args.k, args.v
     checks.check_floating(op, q=q, k=k, v=v)
     checks.check_same_dtype(op, q=q, k=k, v=v)
     check_shapes(op, q, k, v)
-    require_value(window >= 0, lambda: f"tile.{op}: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(offset, int):  # a symbol is the difference of lengths, so that no bound of it has to be guarded
-        require_value(abs(offset) <= FAR, lambda: f"tile.{op}: q_offset is {offset}; expected {-FAR} to {FAR}")
+    check_window(op, args.window, args.q_offset)
 
 
 def check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -128,7 +128,7 @@ def _refuse_size(
 
 def _transposed(name: str, tensor: torch.Tensor, dim: int, size: Size) -> str:
     """Return what to write for a matrix whose other dimension has the size."""
-    return f": {name}.mT?" if tensor.dim() == 2 and tensor.shape[1 - dim] == size else ""
+    return f": {name}.mT?" if tensor.dim() == 2 and tensor.shape[1 - dim % 2] == size else ""
 
 
 def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wanted: str) -> None:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,7 +121,7 @@ def linear_errors():
         ((t(5, 7, dtype=torch.int64), t(9, 7)), TypeError, "x has dtype torch.int64; expected float16, bfloat16"),
         ((t(5, 7), t(9, 7), t(9, dtype=half)), TypeError, "bias has dtype torch.float16"),
         ((t(5, 7), t(9, 7).to("meta")), (RuntimeError, NotImplementedError), "weight is on meta; expected cpu, as x"),
-        ((t(5, 7), t(9, 7).to_sparse()), (RuntimeError, NotImplementedError), None),
+        ((t(5, 7), t(9, 7).to_sparse()), TypeError, None),
     ]
 
 
@@ -159,6 +161,12 @@ def test_gemm_refuses(args, error, message):
     dtype = args[5] if len(args) > 5 else gemm_errors()[1]
     with pytest.raises(error, match=f"tile.gemm: {message}" if message else "epilogue: "):
         ops.gemm(*args[:5], dtype=dtype)
+
+
+@pytest.mark.parametrize("shape, fix", [((8, 16), ": bs[0].mT?"), ((7, 9), "")])
+def test_errors_of_sizes_counted_from_the_end_name_the_transposed(shape, fix):
+    with pytest.raises(RuntimeError, match=re.escape(f"expected 16, a's last dimension{fix}") + "$"):
+        torch.ops.tile.gemm(torch.randn(4, 16), [torch.randn(shape)], [], "", "", torch.float32)
 
 
 def test_swiglu_refuses():
