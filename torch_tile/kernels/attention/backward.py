@@ -304,23 +304,26 @@ class _Budget:
     """The registers of a thread, by what its products compile to.
 
     They hold sums, scores, gradients of scores, and the rounded copies of these. Values of a text take `text` of them,
-    or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them.
+    or `masked_text` where elements of a mask are held as well. Walking lists takes `lists` of them. The kernel of dq
+    takes `dq` of them beside its tiles.
     """
 
     registers: int
     text: int = 0
     masked_text: int = 0
     lists: int = 0
+    dq: int = 0
 
-    def room(self, spec: Spec) -> int:
+    def room(self, spec: Spec, outputs: Sequence[str]) -> int:
         """Return the registers of a thread that remain for tiles after other values."""
         taken = self.text if spec.mask is None and spec.layout.fixed else self.masked_text
-        return self.registers - (taken if spec.score else 0) - (self.lists if spec.lists else 0)
+        taken = (taken if spec.score else 0) + (self.lists if spec.lists else 0) + (self.dq if "dq" in outputs else 0)
+        return self.registers - taken
 
 
 WGMMA = _Budget(224, masked_text=16)
 MMA_SYNC = _Budget(200, text=28, masked_text=28, lists=LIST_REGISTERS)
-WIDE_NUMBERS = _Budget(184)  # float32 and float64
+WIDE_NUMBERS = _Budget(184, dq=64)  # float32 and float64; heads of 192 spilled without `dq`
 
 
 @dataclass(frozen=True)
@@ -377,7 +380,7 @@ def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], 
     held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
     wide = max(1, size // 4)
     held += own * step * (len(spec.slopes) - 1) if "dq" in outputs else 0
-    if held * wide // config.threads > budget.room(spec):
+    if held * wide // config.threads > budget.room(spec, outputs):
         return False
     return footprint(replace(config, tiled=True), spec, outputs, _is_bulk(spec, machine)).fits(machine.target)
 

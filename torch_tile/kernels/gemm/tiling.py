@@ -49,7 +49,7 @@ class Problem:
     """One product: its sizes, the number of bs for one a, and two facts about memory.
 
     The facts are whether it is a row times matrices stored `[N, K]`. Also whether memory rows are runs of whole 16
-    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of the result if it is another one.
+    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of a result of another.
     """
 
     dtype: torch.dtype
