@@ -133,7 +133,7 @@ def test_rwkv7_of_fla(seed):
     rest, _ = linear_attention.chunk_dplr_delta_rule(*(t[:, 2:] for t in (r, k, v, -kk, kk * rate, w)))
     assert none is None
     torch.testing.assert_close(packed[:, 2:], rest, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="fused_recurrent_dplr_delta_rule: reverse is not supported"):
+    with pytest.raises(ValueError, match="fused_mul_recurrent_rwkv7: reverse is not supported"):
         linear_attention.fused_mul_recurrent_rwkv7(r, w, k, v, kk, rate, reverse=True)
 
 

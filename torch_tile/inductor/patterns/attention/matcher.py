@@ -36,7 +36,6 @@ from torch_tile.inductor.graph.nodes import (
     name_of,
     product,
     shape,
-    val,
 )
 from torch_tile.inductor.patterns.attention.masks import Sunk, read_sink
 from torch_tile.inductor.patterns.attention.scores import (
@@ -49,7 +48,6 @@ from torch_tile.inductor.patterns.attention.scores import (
     aligned,
     read_scores,
 )
-from torch_tile.ops.attention_common import check_shapes
 
 MOST_STEPS = 6  # pointwise ones and views, between probabilities and the product that reads them
 
@@ -266,15 +264,6 @@ def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
         scaled = rewrite.call(aten.div.Tensor if factor.divides else aten.mul.Tensor, node, by)
         node = scaled if dtype(scaled) == dtype(node) else rewrite.call(CAST, scaled, dtype(node))
     return node
-
-
-def check_fit(q: Node, k: Node, v: Node) -> None:
-    """Raise NoMatch for shapes that torch broadcasts, or does not check, where `tile.attention` refuses them."""
-    try:
-        check_shapes("attention", val(q), val(k), val(v))
-    except RuntimeError as misfit:
-        fix = "make q [B, H, Sq, D], k [B, Hkv, Skv, D] and v [B, Hkv, Skv, Dv], H a multiple of Hkv"
-        raise NoMatch(str(misfit), fix) from None
 
 
 def same_dtype(nodes: Sequence[Node]) -> bool:

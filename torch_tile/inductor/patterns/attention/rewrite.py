@@ -33,12 +33,12 @@ from torch_tile.inductor.graph.nodes import (
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
+from torch_tile.inductor.patterns.attention.fit import check_fit
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import (
     Operand,
     Pattern,
     Term,
-    check_fit,
     place,
     place_query,
     read,

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, aten, can_be_guarded, is_tensor, known, val
-from torch_tile.inductor.patterns.attention.matcher import check_fit
+from torch_tile.inductor.patterns.attention.fit import check_fit
 from torch_tile.inductor.report import rows as report
 
 Arguments = dict[str, Any]
