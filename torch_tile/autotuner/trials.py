@@ -20,11 +20,11 @@ from torch_tile.compiler.parallel import progress, side_by_side, workers_for
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.stmt import Program
-from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.profiler import Profiler, do_bench
 from torch_tile.runtime.cache import CacheError
 from torch_tile.runtime.host_compiler import NoCompilerError
 from torch_tile.runtime.nvrtc import NoNvrtcError
+from torch_tile.tileop.uses import writes_of
 
 _log = logging.getLogger("torch_tile")
 
@@ -160,7 +160,7 @@ SEED = 0  # every configuration, and every process, is tried on the same numbers
 
 def written(program: Program) -> set[Buffer]:
     """Return the buffers that a program writes."""
-    return {buffer for kernel in program.kernels for buffer in uses(kernel.body)[1]}
+    return {buffer for kernel in program.kernels for buffer in writes_of(kernel.body)}
 
 
 def spare(value: Any) -> Any:

@@ -5,6 +5,8 @@ runs kernels.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 LOG2_E = math.log2(math.e)
 KEPT_CHOICES = 4096  # tilings that a family remembers: to choose one takes longer than to launch a kernel
 Problem = TypeVar("Problem")
+R = TypeVar("R")
 
 
 def has_kernels(x: torch.Tensor) -> bool:
@@ -151,16 +154,51 @@ def view_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.view(dtype)
 
 
-def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """Copy `result` into `out` if that is given; return the tensor that holds it."""
-    return result if out is None else out.copy_(result)
+def into(out: R | None, results: R) -> R:
+    """Copy `results` into `out` if that is given, a tensor or several; return what holds them. None stays None."""
+    if out is None:
+        return results
+    outs: Any = out if isinstance(out, tuple) else (out,)
+    values: Any = results if isinstance(out, tuple) else (results,)
+    for one, value in zip(outs, values, strict=True):
+        if one is not None:
+            one.copy_(value)
+    return out
 
 
-def all_into(outs: tuple[torch.Tensor, ...], results: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Copy the results into `outs`; return `outs`."""
-    for out, result in zip(outs, results, strict=True):
-        out.copy_(result)
-    return outs
+def entry_function(
+    args_class: Callable[..., Any], reference: Callable[..., Any], empty: Callable[[Any], R]
+) -> Callable[[Callable[..., bool | None]], Callable[..., R]]:
+    """Decorate `function(args, *results, **options)`, which launches the kernels of an operator.
+
+    The decorated function takes the fields of `args_class`, and results and options by name. It allocates each result
+    that is not given as `empty(args)` does, and returns all. Given results are laid out as those; None asks for no such
+    result. If the function returns False, or the device has no compiler, `reference` computes the results.
+    """
+
+    def decorate(function: Callable[..., bool | None]) -> Callable[..., R]:
+        """Wrap an entry function."""
+        _, *parameters = inspect.signature(function).parameters.values()
+        names = [each.name for each in parameters if each.default is each.empty]
+        options = [each.name for each in parameters if each.default is not each.empty]
+
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            outs = {name: named.pop(name) for name in names if name in named}
+            chosen = {name: named.pop(name) for name in options if name in named}
+            args = args_class(*given, **named)
+            if len(outs) < len(names):
+                made: Any = empty(args)
+                outs = dict(zip(names, made if len(names) > 1 else (made,), strict=True)) | outs
+            results = tuple(outs[name] for name in names)
+            found = results if len(names) > 1 else results[0]
+            if not has_kernels(args[0]) or function(args, *results, **chosen) is False:
+                into(found, reference(*args))
+            return found
+
+        return call
+
+    return decorate
 
 
 def is_unit(x: torch.Tensor) -> bool:

@@ -50,7 +50,7 @@ def declare_with_lse(
     fake: makes the empty results of the second. without_lse, with_lse: fields that only the first, or
     only the second, has.
     """
-    without_lse = {"run": entry(module, name, "out", needs_lse=False), **without_lse}
+    without_lse = {"run": entry(module, name, "out", lse=None), **without_lse}
     reference = in_torch(module, only_first=True)
     first = declare(
         name, args, Tensor, doc, fake=lambda given: fake(given)[0], reference=reference, **without_lse, **common

@@ -46,11 +46,10 @@ from torch_tile.kernels.common import (
     KEPT_CHOICES,
     LOG2_E,
     Machine,
-    all_into,
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
+    entry_function,
     machine_of,
     round_up,
     strided,
@@ -120,20 +119,15 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
     return dq, dk, dv, stacked.flatten(2, 3)
 
 
+@entry_function(AttentionBackwardArgs, reference, lambda args: empty_results(args.q, args.k, args.v, args.keep))
 def attention_backward(
-    *given: Any, tilings: Tilings | Config | None = None, results: Gradients | None = None, **named: Any
-) -> Gradients:
+    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, tilings: Tilings | Config | None = None
+) -> bool:
     """Compute the gradients of attention as `reference` does. `tilings` overrides the choice of tilings: a
     `Config` is that of the one kernel of `fused_backward.py`.
-
-    `results` may be given, laid out as those of `empty_results`.
     """
-    args: AttentionBackwardArgs[torch.Tensor] = AttentionBackwardArgs(*given, **named)
-    q, k, v = args.q, args.k, args.v
-    if results is None:
-        results = empty_results(q, k, v, args.keep)
-    able = has_kernels(q) and q.numel() and k.numel() and v.numel()
-    return results if able and run(args, results, machine_of(q), tilings) else _by_reference(results, args)
+    able = args.q.numel() and args.k.numel() and args.v.numel()
+    return bool(able) and run(args, results, machine_of(args.q), tilings)
 
 
 def run(
@@ -205,12 +199,6 @@ def run(
             *tensors, *of_keys, grouped(grads), statistics, dk, dv, *options
         )
     return True
-
-
-def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor]) -> Gradients:
-    """Write the gradients of the plain-torch reference into `results`."""
-    all_into(results, reference(*args))
-    return results
 
 
 # Tilings of attention's backward on the CPU and on GPUs.

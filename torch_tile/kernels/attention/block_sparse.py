@@ -7,16 +7,15 @@ range of keys. No mask is in memory.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from torch_tile.kernels.attention import backward, forward
 from torch_tile.kernels.attention.args import AttentionArgs, BlockSparseArgs, BlockSparseBackwardArgs, dense_args
-from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.arguments import placed_beside
 from torch_tile.kernels.attention.block_lists import Listed, as_blocks, concatenated_lists
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
+from torch_tile.kernels.common import entry_function, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -71,50 +70,26 @@ def gradients(grad: torch.Tensor, args: BlockSparseArgs[torch.Tensor]) -> Gradie
     return backward.gradients(grad, masked(args))[:3]
 
 
+@entry_function(BlockSparseArgs, reference, forward.empty_results)
 def attention_block_sparse(
-    *given: Any,
-    config: Any = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    needs_lse: bool = True,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
-
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
-    `needs_lse`.
-    """
-    args: BlockSparseArgs[torch.Tensor] = BlockSparseArgs(*given, **named)
-    q = args.q
-    if out is None:
-        out = empty_beside(q, args.v.shape[3])
-    if lse is None and needs_lse:
-        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-
-    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
-        """Return whether there is a tiling."""
-        lists = listed(args)
-        return has_kernels(q) and forward.run(dense(args), out, lse, machine_of(q), config, 0, lists=lists)
-
-    return forward.computed(launch, partial(reference, *args), out, lse)
+    args: BlockSparseArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Any = None
+) -> bool:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling."""
+    return not (out if lse is None else lse).numel() or forward.run(
+        dense(args), out, lse, machine_of(args.q), config, 0, lists=listed(args)
+    )
 
 
+@entry_function(
+    BlockSparseBackwardArgs, backward_reference, lambda args: backward.empty_results(args.q, args.k, args.v, "")[:3]
+)
 def attention_block_sparse_backward(
-    *given: Any, tilings: Any = None, results: Gradients | None = None, **named: Any
-) -> Gradients:
-    """Compute the gradients as `backward_reference` does. `tilings` overrides the choice of tilings.
-
-    `results` may be given, each dense in the memory order of its tensor.
-    """
-    args: BlockSparseBackwardArgs[torch.Tensor] = BlockSparseBackwardArgs(*given, **named)
+    args: BlockSparseBackwardArgs[torch.Tensor], results: Gradients, tilings: Any = None
+) -> bool:
+    """Compute the gradients as `backward_reference` does. `tilings` overrides the choice of tilings."""
     q, k, v = args.q, args.k, args.v
-    if results is None:
-        results = backward.empty_results(q, k, v, "")[:3]
-    if has_kernels(q) and q.numel() and k.numel() and v.numel():
-        lists = listed(args.forward)
-        whole = dense(args.forward).backward(args.grad, args.out, args.lse)
-        kept = q.new_empty((0, *q.shape[:3], k.shape[2]))
-        if backward.run(whole, (*results, kept), machine_of(q), tilings, lists=lists):
-            return results
-    all_into(results, backward_reference(*args))
-    return results
+    if not (q.numel() and k.numel() and v.numel()):
+        return False
+    whole = dense(args.forward).backward(args.grad, args.out, args.lse)
+    kept = q.new_empty((0, *q.shape[:3], k.shape[2]))
+    return backward.run(whole, (*results, kept), machine_of(q), tilings, lists=listed(args.forward))

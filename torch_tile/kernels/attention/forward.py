@@ -8,7 +8,6 @@ arguments.py), lse is contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,8 +51,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     strided,
 )
@@ -383,45 +381,21 @@ def flash_attention(config: Config, spec: Spec) -> Any:
     return attention
 
 
+def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results of dense attention: the first lies in memory as q does."""
+    q = args.q
+    return empty_beside(q, args.v.shape[3]), q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+
+
+@entry_function(AttentionArgs, reference, empty_results)
 def attention(
-    *given: Any,
-    config: Config | None = None,
+    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None = None,
     splits: int = 0,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    needs_lse: bool = True,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> bool:  # fmt: skip
     """Compute attention as `reference` does. `config` overrides the choice of `config_for`, and `splits` the number of
     splits.
-
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
-    if nobody `needs_lse`.
     """
-    args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
-    q = args.q
-    if not has_kernels(q):
-        result, lse_made = reference(*args)
-        return into(out, result), into(lse, lse_made)
-    if out is None:
-        out = empty_beside(q, args.v.shape[3])
-    if lse is None and needs_lse:
-        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    launch = partial(run, args, machine=machine_of(q), config=config, splits=splits)
-    return computed(launch, partial(reference, *args), out, lse)
-
-
-def computed(
-    launch: Callable[[torch.Tensor, torch.Tensor | None], object],
-    reference: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention into its results: by `reference` where `launch` finds no tiling. Empty results stay."""
-    if not (out if lse is None else lse).numel() or launch(out, lse):
-        return out, lse
-    result, lse_made = reference()
-    return into(out, result), None if lse is None else into(lse, lse_made)
+    return not (out if lse is None else lse).numel() or run(args, out, lse, machine_of(args.q), config, splits)
 
 
 def run(

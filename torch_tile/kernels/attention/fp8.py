@@ -31,8 +31,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     round_up,
     strided,
@@ -229,27 +228,17 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     return attention_fp8
 
 
+@entry_function(
+    AttentionFp8Args,
+    reference,
+    lambda args: (made := empty_result(args), args.q.new_empty(args.q.shape[:3], dtype=compute_dtype(made.dtype))),
+)
 def attention_fp8(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention as `reference` does, within the rounding that it names. `config` overrides the choice of a
-    tiling. `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
-    """
-    args: AttentionFp8Args[torch.Tensor] = AttentionFp8Args(*given, **named)
-    q, v = args.q, args.v
-    if out is None:
-        out = empty_result(args)
-    if lse is None:
-        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(out.dtype))
-    able = has_kernels(q) and q.numel() and v.numel() and out.dtype != torch.float64
-    if not able or not _run(args, out, lse, machine_of(q), config):
-        made, lse_made = reference(*args)
-        return into(out, made), into(lse, lse_made)
-    return out, lse
+    args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute attention as `reference` does, within the rounding that it names. `config` overrides the tiling."""
+    able = args.q.numel() and args.v.numel() and out.dtype != torch.float64
+    return bool(able) and _run(args, out, lse, machine_of(args.q), config)
 
 
 def _run(

@@ -19,8 +19,7 @@ from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,
     dense_last,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     round_up,
     strided,
@@ -150,14 +149,18 @@ def importance(config: Config, dtype: torch.dtype, width: int, vector: int) -> A
     return nsa_importance
 
 
-def nsa_select(*given: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-    """List blocks as `reference` does. `out` may be given."""
-    args: NsaSelectArgs[torch.Tensor] = NsaSelectArgs(*given, **named)
+@entry_function(
+    NsaSelectArgs,
+    reference,
+    lambda args: args.q.new_empty((*args.k_cmp.shape[:2], args.q.shape[2], args.top), dtype=torch.int32),
+)
+def nsa_select(args: NsaSelectArgs[torch.Tensor], out: torch.Tensor) -> bool:
+    """List blocks as `reference` does."""
     q, k, lse = args[:3]
     batch, kv_heads, length, width = k.shape
     groups = q.shape[1] // kv_heads if kv_heads else 1
-    if not has_kernels(q) or not (q.numel() and k.numel()) or groups > MOST_GROUPS:
-        return into(out, reference(*args))
+    if not (q.numel() and k.numel()) or groups > MOST_GROUPS:
+        return False
     machine = machine_of(q)
     q, k = dense_last(q), dense_last(k)
     config = Config(round_up(groups, 16))
@@ -165,7 +168,7 @@ def nsa_select(*given: Any, out: torch.Tensor | None = None, **named: Any) -> to
     if machine.is_gpu and not Footprint((Tile(config.rows, width, bits), Tile(config.keys, width, bits))).fits(
         machine.target
     ):
-        return into(out, reference(*args))
+        return False
     vector = vector_of((q, k), (width,)) if machine.is_gpu else 1
     weights = q.new_empty((batch, kv_heads, q.shape[2], length), dtype=compute_dtype(q.dtype))
     scale = float(default_scale(width) if args.scale is None else args.scale)
@@ -173,4 +176,5 @@ def nsa_select(*given: Any, out: torch.Tensor | None = None, **named: Any) -> to
     first = args.keys - q.shape[2]
     grouped = q.unflatten(1, (kv_heads, groups)), k, lse.unflatten(1, (kv_heads, groups))
     kernel(*grouped, weights, scale, first, args.stride, args.length)
-    return into(out, chosen(weights, args))
+    out.copy_(chosen(weights, args))
+    return True

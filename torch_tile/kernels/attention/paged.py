@@ -19,7 +19,15 @@ from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.scaled_keys import E4M3, Scales, widened
 from torch_tile.kernels.attention.sequences import Layout, Sequences
 from torch_tile.kernels.attention.varlen import by_head
-from torch_tile.kernels.common import compute_dtype, dense_last, has_kernels, is_unit, machine_of, strided
+from torch_tile.kernels.common import (
+    compute_dtype,
+    dense_last,
+    entry_function,
+    has_kernels,
+    is_unit,
+    machine_of,
+    strided,
+)
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded
 
@@ -99,38 +107,28 @@ def _gather(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
     return found.reshape(batch, columns * page, heads, width).transpose(1, 2)
 
 
+def _empty_results(args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results: the first lies in memory as q does."""
+    q, is_ragged = args.q, args.cu_seqlens_q is not None
+    shape = (q.shape[1], q.shape[0]) if is_ragged else (q.shape[0], q.shape[2], q.shape[1])
+    return empty_beside(q, args.v_pages.shape[3]), q.new_empty(shape, dtype=compute_dtype(q.dtype))
+
+
+@entry_function(PagedArgs, reference, _empty_results)
 def attention_paged(
-    *given: Any,
-    config: Any = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    needs_lse: bool = True,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
-
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
-    `needs_lse`.
-    """
-    args: PagedArgs[torch.Tensor] = PagedArgs(*given, **named)
-    q, ragged = args.q, args.cu_seqlens_q is not None
-    if out is None:
-        out = empty_beside(q, args.v_pages.shape[3])
-    if lse is None and needs_lse:
-        shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
-        lse = q.new_empty(shape, dtype=compute_dtype(q.dtype))
-
-    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
-        """Return whether there is a tiling."""
-        if not (has_kernels(q) and args.k_pages.numel() and args.v_pages.numel() and args.block_tables.numel()):
-            return False
-        view = by_head if ragged else _heads_first
-        dense = dense_args(view(q), args.k_pages.transpose(1, 2), args.v_pages.transpose(1, 2), args)
-        log_sums = lse[None] if ragged and lse is not None else lse
-        run = partial(forward.run, sequences=sequences_of(args), scales=_scales(args))
-        return run(dense, view(out), log_sums, machine_of(q), config, args.num_splits)
-
-    return forward.computed(launch, partial(reference, *args), out, lse)
+    args: PagedArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Any = None
+) -> bool:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling."""
+    if not (out if lse is None else lse).numel():
+        return True
+    if not (args.k_pages.numel() and args.v_pages.numel() and args.block_tables.numel()):
+        return False
+    ragged = args.cu_seqlens_q is not None
+    view = by_head if ragged else _heads_first
+    dense = dense_args(view(args.q), args.k_pages.transpose(1, 2), args.v_pages.transpose(1, 2), args)
+    log_sums = lse[None] if ragged and lse is not None else lse
+    run = partial(forward.run, sequences=sequences_of(args), scales=_scales(args))
+    return run(dense, view(out), log_sums, machine_of(args.q), config, args.num_splits)
 
 
 def _scales(args: PagedArgs[torch.Tensor]) -> Scales | None:

@@ -7,7 +7,6 @@ the device cuts the rows of each sequence into tiles, so that no block works on 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch_tile.kernels.attention import backward, forward, padded
 from torch_tile.kernels.attention.args import AttentionArgs, VarlenArgs, VarlenBackwardArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.sequences import Layout, Sequences
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of
+from torch_tile.kernels.common import compute_dtype, entry_function, machine_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RAGGED = Layout(ragged=True)
@@ -68,33 +67,23 @@ def backward_reference(*given: Any, **named: Any) -> Gradients:
     return placed_beside(dq, args.q), placed_beside(dk, args.k), placed_beside(dv, args.v)
 
 
+@entry_function(
+    VarlenArgs,
+    reference,
+    lambda args: (
+        empty_beside(args.q, args.v.shape[2]),
+        args.q.new_empty((args.q.shape[1], args.q.shape[0]), dtype=compute_dtype(args.q.dtype)),
+    ),
+)
 def attention_varlen(
-    *given: Any,
-    config: Any = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    needs_lse: bool = True,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as `reference` does. `config` overrides the choice of a tiling.
-
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None if nobody
-    `needs_lse`.
-    """
-    args: VarlenArgs[torch.Tensor] = VarlenArgs(*given, **named)
-    q, sequences = args.q, sequences_of(args)
-    if out is None:
-        out = empty_beside(q, args.v.shape[2])
-    if lse is None and needs_lse:
-        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
-
-    def launch(out: torch.Tensor, lse: torch.Tensor | None) -> bool:
-        """Return whether there is a tiling."""
-        log_sums = None if lse is None else lse[None]
-        given = dense(args), by_head(out), log_sums, machine_of(q), config, 1, sequences
-        return has_kernels(q) and bool(sequences.count) and forward.run(*given)
-
-    return forward.computed(launch, partial(reference, *args), out, lse)
+    args: VarlenArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Any = None
+) -> bool:
+    """Compute attention as `reference` does. `config` overrides the choice of a tiling."""
+    if not (out if lse is None else lse).numel():
+        return True
+    sequences, log_sums = sequences_of(args), None if lse is None else lse[None]
+    given = dense(args), by_head(out), log_sums, machine_of(args.q), config, 1, sequences
+    return bool(sequences.count) and forward.run(*given)
 
 
 def sequences_of(args: VarlenArgs[torch.Tensor]) -> Sequences:
@@ -113,25 +102,15 @@ def dense(args: VarlenArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
     return dense_args(by_head(args.q), by_head(args.k), by_head(args.v), args)
 
 
-def attention_varlen_backward(
-    *given: Any, tilings: Any = None, results: Gradients | None = None, **named: Any
-) -> Gradients:
-    """Compute the gradients of attention as `backward_reference` does. `tilings` overrides the choice of tilings.
-
-    `results` may be given, laid out as those of `empty_results`.
-    """
-    args: VarlenBackwardArgs[torch.Tensor] = VarlenBackwardArgs(*given, **named)
-    q, k, v = args.q, args.k, args.v
-    if results is None:
-        results = empty_results(q, k, v)
-    sequences = sequences_of(args.forward)
-    if has_kernels(q) and q.numel() and k.numel() and v.numel() and sequences.count:
-        whole = dense(args.forward).backward(by_head(args.grad), by_head(args.out), args.lse[None])
-        dq, dk, dv = map(by_head, results)
-        if backward.run(whole, (dq, dk, dv, q.new_empty(0)), machine_of(q), tilings, sequences):
-            return results
-    all_into(results, backward_reference(*args))
-    return results
+@entry_function(VarlenBackwardArgs, backward_reference, lambda args: empty_results(args.q, args.k, args.v))
+def attention_varlen_backward(args: VarlenBackwardArgs[torch.Tensor], results: Gradients, tilings: Any = None) -> bool:
+    """Compute the gradients of attention as `backward_reference` does. `tilings` overrides the choice of tilings."""
+    q, sequences = args.q, sequences_of(args.forward)
+    if not (q.numel() and args.k.numel() and args.v.numel() and sequences.count):
+        return False
+    whole = dense(args.forward).backward(by_head(args.grad), by_head(args.out), args.lse[None])
+    dq, dk, dv = map(by_head, results)
+    return backward.run(whole, (dq, dk, dv, q.new_empty(0)), machine_of(q), tilings, sequences)
 
 
 def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Gradients:

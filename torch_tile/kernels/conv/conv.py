@@ -21,8 +21,7 @@ from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     power_of_two,
     round_up,
@@ -340,23 +339,22 @@ def _with_stages(config: Config, problem: Problem, machine: Machine, bulk: bool)
     return replace(config, stages=stages) if stages else None
 
 
-def conv(*given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-    """Compute the convolution as `reference` does, from the arguments of `ConvArgs`.
-
-    `config` overrides the choice of `config_for`. `out` may be given, contiguous.
-    """
-    args: ConvArgs[torch.Tensor] = ConvArgs(*given, **named)
+def _empty_result(args: ConvArgs[torch.Tensor]) -> torch.Tensor:
+    """Allocate the result of a convolution."""
     x, weight, residual = args.x, args.weight, args.residual
-    if not has_kernels(x) or not weight.numel():
-        return into(out, reference(*args))
-    if out is None:
-        dims = x.dim() - 2
-        sizes = args.window(dims).sizes(x.shape[1:-1], weight.shape[1:-1])
-        dtype = result_dtype(x.dtype, None if residual is None else residual.dtype)
-        out = x.new_empty((x.shape[0], *sizes, weight.shape[0]), dtype=dtype)
+    sizes = args.window(x.dim() - 2).sizes(x.shape[1:-1], weight.shape[1:-1])
+    dtype = result_dtype(x.dtype, None if residual is None else residual.dtype)
+    return x.new_empty((x.shape[0], *sizes, weight.shape[0]), dtype=dtype)
+
+
+@entry_function(ConvArgs, reference, _empty_result)
+def conv(args: ConvArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the convolution as `reference` does. `config` overrides the choice of `config_for`."""
+    if not args.weight.numel():
+        return False
     if out.numel():
         _run(args, out, config)
-    return out
+    return True
 
 
 def _run(args: ConvArgs[torch.Tensor], whole: torch.Tensor, config: Config | None) -> None:

@@ -19,8 +19,7 @@ from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
     dense_last,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     power_of_two,
     typical,
@@ -359,21 +358,16 @@ def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     return cluster_dequant_gemm
 
 
-def dequant_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `DequantGemmArgs`. `config` overrides the choice
-    of `config_for`. `out` may be given, contiguous.
-    """
-    args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
-    a, bs = args.a, args.bs
-    if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=args.dtype)
+@entry_function(
+    DequantGemmArgs, reference, lambda args: args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
+)
+def dequant_gemm(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`."""
+    if not args.a.shape[1]:  # tensor maps cannot describe tensors without elements
+        return False
     if out.numel():
         run(args, out, config)
-    return out
+    return True
 
 
 def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None) -> None:

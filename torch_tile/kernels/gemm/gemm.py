@@ -16,8 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
-    has_kernels,
-    into,
+    entry_function,
     is_unit,
     machine_of,
     vector_of,
@@ -273,18 +272,14 @@ def row_times_matrix(config: Config, spec: Spec) -> Any:
     return gemv
 
 
-def gemm(*given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `GemmArgs`. `config` overrides the choice of
-    `config_for`. `out` may be given, contiguous.
-    """
-    args: GemmArgs[torch.Tensor] = GemmArgs(*given, **named)
-    if not has_kernels(args.a):
-        return into(out, reference(*args))
-    if out is None:
-        out = args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
+@entry_function(
+    GemmArgs, reference, lambda args: args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
+)
+def gemm(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`."""
     if out.numel():
         _run(args, out, config)
-    return out
+    return True
 
 
 def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None) -> None:

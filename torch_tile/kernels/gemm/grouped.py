@@ -18,8 +18,7 @@ from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
     dense_last,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     typical,
     vector_of,
@@ -242,20 +241,16 @@ def tiling_for(problem: Problem, machine: Machine) -> Config | None:
     return replace(config, splits=1, cluster=False)
 
 
-def grouped_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `GroupedGemmArgs`. `config` overrides the choice
-    of `tiling_for`. `out` may be given, contiguous.
-    """
-    args: GroupedGemmArgs[torch.Tensor] = GroupedGemmArgs(*given, **named)
-    a, bs, offsets, aux, kinds, epilogue, dtype = args
-    if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
+@entry_function(
+    GroupedGemmArgs, reference, lambda args: args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
+)
+def grouped_gemm(args: GroupedGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`."""
+    a, bs, offsets, aux, kinds, epilogue, _ = args
+    if not a.shape[1] or not offsets.shape[0]:
+        return False
     if not out.numel():
-        return out
+        return True
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]
@@ -265,8 +260,8 @@ def grouped_gemm(
     spec = Spec(a.dtype, out.dtype, False, tuple(transposed for _, transposed in matrices), specs, epilogue, vector)
     config = config or tiling_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1, out=out.dtype), machine)
     if config is None:
-        return out.copy_(reference(*args))
+        return False
     table = offsets.new_empty((most_tiles(m, groups, config.block_m), FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
     machine.kernel(kernel)(config, spec)(*operands, *views, offsets.contiguous(), table, out[None])
-    return out
+    return True

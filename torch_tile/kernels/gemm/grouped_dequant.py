@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
+from torch_tile.kernels.common import Machine, compute_dtype, entry_function, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
     config_for,
@@ -81,30 +81,30 @@ def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
     return grouped_dequant_gemm
 
 
+@entry_function(
+    GroupedDequantGemmArgs,
+    reference,
+    lambda args: args.a.new_empty((args.a.shape[0], args.bs[0].shape[1]), dtype=args.dtype),
+)
 def grouped_dequant_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `GroupedDequantGemmArgs`. `config` overrides the
-    choice of `tiling_for`. `out` may be given, contiguous.
-    """
-    args: GroupedDequantGemmArgs[torch.Tensor] = GroupedDequantGemmArgs(*given, **named)
+    args: GroupedDequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`."""
     a, offsets, groups = args.a, args.offsets, args.offsets.shape[0]
-    if not has_kernels(a) or not a.shape[1] or not groups:
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((a.shape[0], args.bs[0].shape[1]), dtype=args.dtype)
+    if not a.shape[1] or not groups:
+        return False
     if not out.numel():
-        return out
+        return True
     machine = machine_of(a)
     spec, problem, tensors = prepare(args.dense, machine)
     config = config or tiling_for(problem, groups, machine)
     if config is None:
-        return out.copy_(reference(*args))
+        return False
     spec, tensors = together(spec, tensors, config)
     spec = with_copied_factors(spec, tensors, config, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_dequant_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
-    return out
+    return True
 
 
 def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, typical
+from torch_tile.kernels.common import Machine, compute_dtype, entry_function, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.scaled import (
@@ -91,26 +91,26 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     return grouped_scaled_gemm
 
 
+@entry_function(
+    GroupedScaledGemmArgs,
+    reference,
+    lambda args: args.a.new_empty((args.a.shape[0], args.b.shape[2]), dtype=args.dtype),
+)
 def grouped_scaled_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `GroupedScaledGemmArgs`. `config` overrides the
-    choice of `tiling_for`. `out` may be given, contiguous.
-    """
-    args: GroupedScaledGemmArgs[torch.Tensor] = GroupedScaledGemmArgs(*given, **named)
+    args: GroupedScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`."""
     a, offsets, groups = args.a, args.offsets, args.offsets.shape[0]
-    if not has_kernels(a) or not a.shape[1] or not groups:
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((a.shape[0], args.b.shape[2]), dtype=args.dtype)
+    if not a.shape[1] or not groups:
+        return False
     if not out.numel():
-        return out
+        return True
     machine = machine_of(a)
     spec, problem, tensors = prepare(args.dense, machine, out)
     config = config or tiling_for(problem, groups, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
-    return out
+    return True
 
 
 # Tilings. They change the speed, never the result. Each tile was timed with groups of 4 to 1024 rows on an H200.

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, compute_dtype, dynamic, has_kernels, into, machine_of, typical
+from torch_tile.kernels.common import (
+    Machine,
+    compute_dtype,
+    dynamic,
+    entry_function,
+    machine_of,
+    typical,
+)
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import scaled
 from torch_tile.kernels.gemm.args import KGroupedScaledGemmArgs, ScaledGemmArgs
@@ -147,22 +154,20 @@ def k_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     return k_grouped_scaled_gemm
 
 
+@entry_function(
+    KGroupedScaledGemmArgs,
+    reference,
+    lambda args: args.a.new_empty((args.offsets.shape[0], args.a.shape[0], args.b.shape[1]), dtype=args.dtype),
+)
 def k_grouped_scaled_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the products as `reference` does, from the arguments of `KGroupedScaledGemmArgs`. `config` overrides the
-    choice of `tiling_for`. `out` may be given, contiguous.
-    """
-    args: KGroupedScaledGemmArgs[torch.Tensor] = KGroupedScaledGemmArgs(*given, **named)
-    if not has_kernels(args.a):
-        return into(out, reference(*args))
-    groups, m, n = args.offsets.shape[0], args.a.shape[0], args.b.shape[1]
-    if out is None:
-        out = args.a.new_empty((groups, m, n), dtype=args.dtype)
+    args: KGroupedScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the products as `reference` does. `config` overrides the choice of `tiling_for`."""
     if not out.numel():
-        return out
+        return True
     if not args.a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return out.zero_()
+        out.zero_()
+        return True
     machine = machine_of(args.a)
     # Scales of runs are those of all groups.
     scale_a = args.scale_a[0] if args.scale_a.shape[2] > 1 else args.scale_a
@@ -170,10 +175,10 @@ def k_grouped_scaled_gemm(
     dense = ScaledGemmArgs(args.a, args.b, scale_a, scale_b, [], "", "", args.dtype)
     product, problem, tensors = scaled.prepare(dense, machine, out)
     own = args.scale_a.shape[0] > 1, args.scale_b.shape[0] > 1
-    config = config or tiling_for(problem, product, groups, machine)
+    config = config or tiling_for(problem, product, args.offsets.shape[0], machine)
     kernel = machine.kernel(k_grouped_scaled_matmul)(config, Spec(product, own))
     kernel(*tensors, args.offsets.contiguous(), out)
-    return out
+    return True
 
 
 def tiling_for(problem: Problem, spec: scaled.Spec, groups: int, machine: Machine) -> Config:

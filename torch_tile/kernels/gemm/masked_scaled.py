@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import has_kernels, into, machine_of
+from torch_tile.kernels.common import entry_function, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
 from torch_tile.kernels.gemm.grouped_scaled import tiling_for
@@ -67,22 +67,22 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
     return masked_scaled_gemm
 
 
+@entry_function(
+    MaskedScaledGemmArgs,
+    reference,
+    lambda args: args.a.new_empty((*args.a.shape[:2], args.b.shape[2]), dtype=args.dtype),
+)
 def masked_scaled_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `MaskedScaledGemmArgs`. `config` overrides the
-    choice of `tiling_for`. `out` may be given, contiguous.
-    """
-    args: MaskedScaledGemmArgs[torch.Tensor] = MaskedScaledGemmArgs(*given, **named)
+    args: MaskedScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `tiling_for`."""
     a = args.a
-    if not has_kernels(a) or not a.shape[2]:
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((*a.shape[:2], args.b.shape[2]), dtype=args.dtype)
+    if not a.shape[2]:
+        return False
     if not out.numel():
-        return out
+        return True
     machine = machine_of(a)
     spec, problem, tensors = prepare(flattened(args), machine, out)
     config = config or replace(tiling_for(replace(problem, staged=False), a.shape[0], machine), panel=0)
     machine.kernel(masked_scaled_matmul)(config, spec)(*tensors, args.counts.contiguous(), out)
-    return out
+    return True

@@ -22,8 +22,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     is_unit,
     machine_of,
     power_of_two,
@@ -436,30 +435,25 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
     return scaled_gemm
 
 
-def scaled_gemm(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the product as `reference` does, from the arguments of `ScaledGemmArgs`. `config` overrides the choice of
-    `config_for`. `out` may be given, contiguous.
-    """
-    args: ScaledGemmArgs[torch.Tensor] = ScaledGemmArgs(*given, **named)
-    a = args.a
-    if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return into(out, reference(*args))
-    if out is None:
-        out = a.new_empty((a.shape[0], args.b.shape[1]), dtype=args.dtype)
+@entry_function(
+    ScaledGemmArgs, reference, lambda args: args.a.new_empty((args.a.shape[0], args.b.shape[1]), dtype=args.dtype)
+)
+def scaled_gemm(args: ScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the product as `reference` does. `config` overrides the choice of `config_for`."""
+    if not args.a.shape[1]:  # tensor maps cannot describe tensors without elements
+        return False
     if not out.numel():
-        return out
-    machine = machine_of(a)
+        return True
+    machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine, out)
     if config is None and int8_rows.fits(spec, problem.k, machine):
         config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
     config = config or config_for(problem, machine)
     if config.transposed:
         int8_rows.run(spec, tensors, out, config, machine)
-        return out
-    machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
-    return out
+    else:
+        machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
+    return True
 
 
 def prepare(

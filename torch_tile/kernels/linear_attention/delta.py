@@ -21,9 +21,9 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import (
     Machine,
-    all_into,
     compute_dtype,
     dense_last,
+    entry_function,
     has_kernels,
     machine_of,
     vector_of,
@@ -554,28 +554,23 @@ def fits(args: Any) -> bool:
     )
 
 
-def gated_delta_rule(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-    reads: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the rule as `reference` does.
+def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the outputs and the last states."""
+    shape = sequences_of(args), args.v.shape[2], args.k.shape[3], args.v.shape[3]
+    return args.v.new_empty(args.v.shape), args.v.new_empty(shape, dtype=compute_dtype(args.v.dtype))
 
-    `out` and `final_state` may be given, contiguous. `config` overrides the tiling.
+
+@entry_function(GatedDeltaRuleArgs, reference, empty_results)
+def gated_delta_rule(
+    args: GatedDeltaRuleArgs[Any], out: torch.Tensor, final_state: torch.Tensor, config: Config | None = None,
+    reads: torch.Tensor | None = None,
+) -> bool:  # fmt: skip
+    """Compute the rule as `reference` does. `config` overrides the tiling. A call with `reads` must have
+    kernels.
     """
-    args: GatedDeltaRuleArgs[Any] = GatedDeltaRuleArgs(*given, **named)
-    if out is None:
-        out = args.v.new_empty(args.v.shape)
-    if final_state is None:
-        shape = sequences_of(args), args.v.shape[2], args.k.shape[3], args.v.shape[3]
-        final_state = args.v.new_empty(shape, dtype=compute_dtype(args.v.dtype))
     if not fits(args):
-        all_into((out, final_state), reference(*args, reads=reads))
-        return out, final_state
+        return False
     chunks = Chunks(machine_of(args.v), args, config, out, reads=reads)
     inverses, weights = chunks.pairs_of_chunks()
     chunks.outputs(inverses, weights, out, final_state)
-    return out, final_state
+    return True

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, dense_last, dot_rows, machine_of
+from torch_tile.kernels.common import dense_last, dot_rows, into, machine_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
 from torch_tile.kernels.linear_attention.channels import channel_gradients
@@ -499,7 +499,7 @@ def gated_delta_rule_backward(
     if results is None:
         results = empty_gradients(args, tuple(n for n in GRADIENTS if n != "beta" or args.beta is not None))
     if not fits(args):
-        return all_into(results, gradient_reference(*args))
+        return into(results, gradient_reference(*args))
     grad, (dq, dk, dv, dg, *dbeta, dinitial) = dense_last(args.grad), results
     chunks = Chunks(machine_of(args.v), args, config, grad, reads=reads)
     inverses, weights = chunks.pairs_of_chunks()

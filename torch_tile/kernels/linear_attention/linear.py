@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels.common import entry_function
 from torch_tile.kernels.linear_attention import delta, delta_backward, delta_torch, step
 from torch_tile.kernels.linear_attention.args import (
     GatedLinearAttentionArgs,
@@ -34,33 +35,25 @@ def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tenso
     return step.reference(*GatedLinearAttentionStepArgs(*given, **named).rule)
 
 
+@entry_function(GatedLinearAttentionArgs, reference, delta.empty_results)
 def gated_linear_attention(
-    *given: Any,
-    config: delta.Config | None = None,
-    out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    args: GatedLinearAttentionArgs[Any], out: torch.Tensor, final_state: torch.Tensor, config: Any = None
+) -> None:
     """Compute the attention as `reference` does; options as those of `gated_delta_rule`."""
-    rule = GatedLinearAttentionArgs(*given, **named).rule
-    return delta.gated_delta_rule(*rule, config=config, out=out, final_state=final_state)
+    delta.gated_delta_rule(*args.rule, config=config, out=out, final_state=final_state)
 
 
 def gated_linear_attention_backward(
-    *given: Any, config: delta.Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
+    *given: Any, config: Any = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
 ) -> tuple[torch.Tensor, ...]:
     """Compute the gradients as `gradient_reference` does; options as those of `gated_delta_rule_backward`."""
     rule = GatedLinearAttentionBackwardArgs(*given, **named).rule
     return delta_backward.gated_delta_rule_backward(*rule, config=config, results=results)
 
 
+@entry_function(GatedLinearAttentionStepArgs, step_reference, step.empty_results)
 def gated_linear_attention_step(
-    *given: Any,
-    config: step.Config | None = None,
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    args: GatedLinearAttentionStepArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Any = None
+) -> None:
     """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
-    rule = GatedLinearAttentionStepArgs(*given, **named).rule
-    return step.gated_delta_rule_step(*rule, config=config, out=out, new_state=new_state)
+    step.gated_delta_rule_step(*args.rule, config=config, out=out, new_state=new_state)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels.common import all_into, compute_dtype, into
+from torch_tile.kernels.common import compute_dtype, entry_function, into
 from torch_tile.kernels.linear_attention import delta, delta_backward, delta_torch, step
 from torch_tile.kernels.linear_attention.args import (
     RWKV7_GRADIENTS,
@@ -65,21 +65,15 @@ def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     return delta_torch.gradients_in_torch(args, RWKV7_GRADIENTS, reference)
 
 
-def rwkv7(
-    *given: Any,
-    config: delta.Config | None = None,
-    out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@entry_function(Rwkv7Args, reference, delta.empty_results)
+def rwkv7(args: Rwkv7Args[Any], out: torch.Tensor, final_state: torch.Tensor, config: Any = None) -> bool:
     """Compute the recurrence as `reference` does; options as those of `gated_delta_rule`."""
-    args: Rwkv7Args[Any] = Rwkv7Args(*given, **named)
     if not delta.fits(args):
-        found = reference(*args)
-        return into(out, found[0]), into(final_state, found[1])
+        return False
     rule, reads = rule_of(args)
-    both, state = delta.gated_delta_rule(*rule, config=config, final_state=final_state, reads=reads)
-    return into(out, both[:, 1::2].contiguous()), state
+    both, _ = delta.gated_delta_rule(*rule, config=config, final_state=final_state, reads=reads)
+    out.copy_(both[:, 1::2])
+    return True
 
 
 def rwkv7_backward(
@@ -89,7 +83,7 @@ def rwkv7_backward(
     args: Rwkv7BackwardArgs[Any] = Rwkv7BackwardArgs(*given, **named)
     results = results or empty_gradients(args, RWKV7_GRADIENTS)
     if not delta.fits(args):
-        return all_into(results, gradient_reference(*args))
+        return into(results, gradient_reference(*args))
     rule, reads = rule_of(args.forward)
     of_reads = torch.empty_like(reads)
     made = delta_backward.gated_delta_rule_backward(
@@ -100,7 +94,7 @@ def rwkv7_backward(
     of_read, grown = of_reads[:, 0::2].to(wide), torch.exp(-args.g.to(wide))
     of_decay = dg[:, 0::2].to(wide) + of_read * args.a.to(wide) * grown
     found = dq[:, 1::2], dk[:, 1::2], dv[:, 1::2], of_decay, -of_read * grown, dk[:, 0::2], dinitial
-    return all_into(results, found)
+    return into(results, found)
 
 
 def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,17 +105,10 @@ def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tenso
     return out[:, 1::2].contiguous(), new_state
 
 
-def rwkv7_step(
-    *given: Any,
-    config: step.Config | None = None,
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@entry_function(Rwkv7StepArgs, step_reference, step.empty_results)
+def rwkv7_step(args: Rwkv7StepArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Any = None) -> None:
     """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
-    args: Rwkv7StepArgs[Any] = Rwkv7StepArgs(*given, **named)
     rule, reads = rule_of(args.recurrence)
-    both, new = step.gated_delta_rule_step(
-        args.state, *rule[:5], rule.scale, config=config, new_state=new_state, reads=reads
-    )
-    return into(out, both[:, 1::2].contiguous()), new
+    options = {"config": config, "new_state": new_state, "reads": reads}
+    both, _ = step.gated_delta_rule_step(args.state, *rule[:5], rule.scale, **options)
+    out.copy_(both[:, 1::2])

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.common import (
+    compute_dtype,
+    entry_function,
+    into,
+    machine_of,
+    power_of_two,
+    strided,
+)
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleStepArgs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, normalized
@@ -151,25 +158,24 @@ def step(config: Config, spec: Spec) -> Any:
     return gated_delta_rule_step
 
 
+def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the outputs and the new state of a step."""
+    return args.v.new_empty(args.v.shape), args.state.new_empty(args.state.shape)
+
+
+@entry_function(GatedDeltaRuleStepArgs, reference, empty_results)
 def gated_delta_rule_step(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
+    args: GatedDeltaRuleStepArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Config | None = None,
     reads: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> bool:  # fmt: skip
     """Compute the tokens as `reference` does.
 
-    `out` and `new_state` may be given, contiguous; `new_state` may be `state` itself. `config` overrides the tiling.
+    `new_state` may be `state` itself. `config` overrides the tiling.
     """
-    args: GatedDeltaRuleStepArgs[Any] = GatedDeltaRuleStepArgs(*given, **named)
     state, q, k, v, g, beta, scale, use_qk_l2norm = args
-    if not has_kernels(v) or not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):
-        found = reference(*args, reads=reads)
-        return into(out, found[0]), into(new_state, found[1])
-    out = v.new_empty(v.shape) if out is None else out
-    new_state = state.new_empty(state.shape) if new_state is None else new_state
+    if not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):
+        into((out, new_state), reference(*args, reads=reads))
+        return True
     factor = float(int(q.shape[3]) ** -0.5 if scale is None else scale)
     rates = [t for t in (beta, reads) if t is not None]
     spec = Spec(
@@ -179,4 +185,4 @@ def gated_delta_rule_step(
     keys = max(16, power_of_two(q.shape[3]))
     config = config or Config(keys, 4 if keys > 128 and spec.channels else 8)  # registers are short
     machine_of(v).kernel(step)(config, spec)(state, q, k, v, g, *rates, out, new_state, factor)
-    return out, new_state
+    return True

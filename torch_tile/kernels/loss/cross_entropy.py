@@ -20,8 +20,7 @@ from torch_tile.kernels.common import (
     as_rows,
     compute_dtype,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     power_of_two,
     strided,
@@ -449,46 +448,39 @@ def loss_and_gradient_rows(config: Config, spec: Spec) -> Any:
     return cross_entropy_in_place
 
 
+def _empty_sums(args: CrossEntropyArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the loss and the log-sum-exp of each row."""
+    loss = args.logits.new_empty(args.target.shape, dtype=compute_dtype(args.logits.dtype))
+    return loss, torch.empty_like(loss)
+
+
+@entry_function(CrossEntropyArgs, loss_reference, _empty_sums)
 def cross_entropy(
-    *given: Any,
-    config: Config | None = None,
-    loss: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `loss_reference` with the kernel. `loss` and `lse` may be given, contiguous; `config` replaces that of
-    `config_for`.
-    """
-    args: CrossEntropyArgs[torch.Tensor] = CrossEntropyArgs(*given, **named)
+    args: CrossEntropyArgs[torch.Tensor], loss: torch.Tensor, lse: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute `loss_reference` with the kernel; `config` replaces that of `config_for`."""
     logits, target = args.logits, args.target
-    if not has_kernels(logits) or not logits.numel():
-        found = loss_reference(*args)
-        return into(loss, found[0]), into(lse, found[1])
-    compute = compute_dtype(logits.dtype)
-    loss = torch.empty(target.shape, dtype=compute, device=logits.device) if loss is None else loss
-    lse = torch.empty(target.shape, dtype=compute, device=logits.device) if lse is None else lse
+    if not logits.numel():
+        return False
     x = as_rows(logits)
     kernel, weights = _kernel(loss_rows, (x,), target, args.weight, args.label_smoothing, config)
     kernel(x, target.reshape(-1), *weights, loss.view(-1), lse.view(-1), *_last_arguments(args))
-    return loss, lse
+    return True
 
 
+@entry_function(CrossEntropyBackwardArgs, gradient_reference, lambda args: args.logits.new_empty(args.logits.shape))
 def cross_entropy_backward(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute `gradient_reference` with the kernel. `out`, contiguous, may be given; `config` overrides the choice of
-    `config_for`.
-    """
-    args: CrossEntropyBackwardArgs[torch.Tensor] = CrossEntropyBackwardArgs(*given, **named)
+    args: CrossEntropyBackwardArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute `gradient_reference` with the kernel; `config` replaces that of `config_for`."""
     logits, target = args.logits, args.target
-    if not has_kernels(logits) or not logits.numel():
-        return into(out, gradient_reference(*args))
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
+    if not logits.numel():
+        return False
     x = as_rows(logits)
     result = out.view(x.shape)
     kernel, weights = _kernel(gradient_rows, (x, result), target, args.weight, args.label_smoothing, config)
     kernel(args.grad.reshape(-1), x, target.reshape(-1), args.lse.reshape(-1), *weights, result, *_last_arguments(args))
-    return out
+    return True
 
 
 def _last_arguments(args: Any) -> tuple[int, float, float]:

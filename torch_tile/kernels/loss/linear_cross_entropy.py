@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, machine_of, round_up, strided
+from torch_tile.kernels.common import as_rows, compute_dtype, entry_function, machine_of, round_up, strided
 from torch_tile.kernels.epilogue.program import ADDED, soft_cap
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.library_jit import library_jit
@@ -103,60 +103,56 @@ def sum_products(dtype: torch.dtype, threads: int) -> Any:
     return sum_losses
 
 
+def _empty_sums(args: LinearCrossEntropyArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the loss and the log-sum-exp of each row."""
+    loss = args.hidden.new_empty(args.target.shape, dtype=compute_dtype(args.hidden.dtype))
+    return loss, torch.empty_like(loss)
+
+
+@entry_function(LinearCrossEntropyArgs, reference, _empty_sums)
 def linear_cross_entropy(
-    *given: Any,
-    chunk: int | None = None,
-    loss: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`. `loss` and `lse` may be given, contiguous; `chunk` is a number of rows instead of our choice."""
-    args: LinearCrossEntropyArgs[torch.Tensor] = LinearCrossEntropyArgs(*given, **named)
-    hidden, weight, target = args.hidden, args.weight, args.target
-    compute = compute_dtype(hidden.dtype)
-    loss = torch.empty(target.shape, dtype=compute, device=hidden.device) if loss is None else loss
-    lse = torch.empty_like(loss) if lse is None else lse
-    if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
-        found = reference(*args)
-        return loss.copy_(found[0]), lse.copy_(found[1])
-    x, labels = as_rows(hidden), target.reshape(-1)
+    args: LinearCrossEntropyArgs[torch.Tensor], loss: torch.Tensor, lse: torch.Tensor, chunk: int | None = None
+) -> bool:
+    """Compute `reference`, `chunk` rows at a time, else as many as are chosen."""
+    hidden, weight = args.hidden, args.weight
+    if not hidden.numel() or not weight.numel():
+        return False
+    x, labels = as_rows(hidden), args.target.reshape(-1)
     for start, end, logits in _logits(x, weight, args.bias, args.softcap, chunk):
         part = slice(start, end)
         rows.cross_entropy(logits, labels[part], *_options(args), loss=loss.view(-1)[part], lse=lse.view(-1)[part])
-    return loss, lse
+    return True
 
 
+def _empty_gradients(args: LinearCrossEntropyGradientsArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Allocate the loss and the gradients, empty ones where none is wanted."""
+    hidden, weight, bias = args.hidden, args.weight, args.bias
+    of_bias = bias is not None and args.of_weight
+    return (
+        hidden.new_empty((), dtype=compute_dtype(hidden.dtype)),
+        hidden.new_empty(hidden.shape if args.of_hidden else (0,)),
+        weight.new_empty(weight.shape if args.of_weight else (0,)),
+        (weight if bias is None else bias).new_empty(weight.shape[:1] if of_bias else (0,)),
+    )
+
+
+@entry_function(LinearCrossEntropyGradientsArgs, gradients_reference, _empty_gradients)
 def linear_cross_entropy_gradients(
-    *given: Any,
+    args: LinearCrossEntropyGradientsArgs[torch.Tensor],
+    loss: torch.Tensor,
+    dhidden: torch.Tensor,
+    dweight: torch.Tensor,
+    dbias: torch.Tensor,
     chunk: int | None = None,
-    loss: torch.Tensor | None = None,
-    dhidden: torch.Tensor | None = None,
-    dweight: torch.Tensor | None = None,
-    dbias: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss and its gradients as `gradients_reference` does, `chunk` rows at a time.
-
-    The results may be given, contiguous.
-    """
-    args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
+) -> bool:
+    """Compute the loss and its gradients as `gradients_reference` does, `chunk` rows at a time."""
     hidden, weight, bias, of_hidden, of_weight = args.hidden, args.weight, args.bias, args.of_hidden, args.of_weight
     compute = compute_dtype(hidden.dtype)
-    loss = hidden.new_empty((), dtype=compute) if loss is None else loss
-    dhidden = hidden.new_empty(hidden.shape if of_hidden else (0,)) if dhidden is None else dhidden
-    dweight = weight.new_empty(weight.shape if of_weight else (0,)) if dweight is None else dweight
-    of_bias = bias is not None and of_weight
-    dbias = (
-        (weight if bias is None else bias).new_empty(weight.shape[:1] if of_bias else (0,)) if dbias is None else dbias
-    )
-    made = loss, dhidden, dweight, dbias
-    if not has_kernels(hidden) or not hidden.numel() or not weight.numel():
-        for out, result in zip(made, gradients_reference(*args), strict=True):
-            out.copy_(result)
-        return made
+    if not hidden.numel() or not weight.numel():
+        return False
     x, labels, factors = as_rows(hidden), args.target.reshape(-1), args.grad.reshape(-1)
     losses = loss.new_empty(labels.shape)
-    column_sums = loss.new_empty(weight.shape[:1]) if of_bias else None
+    column_sums = loss.new_empty(weight.shape[:1]) if bias is not None and of_weight else None
     for start, end, logits in _logits(x, weight, bias, args.softcap, chunk):
         part = slice(start, end)
         rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_options(args), args.softcap)
@@ -174,7 +170,7 @@ def linear_cross_entropy_gradients(
     if column_sums is not None:
         dbias.copy_(column_sums)
     machine_of(hidden).kernel(sum_products)(compute, 128)(factors, losses, loss.view(1))
-    return made
+    return True
 
 
 def _logits(

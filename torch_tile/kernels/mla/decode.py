@@ -19,11 +19,9 @@ from torch_tile.kernels.attention.softmax import begin_rows, exponentiate
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
-    all_into,
     compute_dtype,
     dense_last,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     strided,
     typical,
@@ -238,29 +236,20 @@ def scale_of(args: Any) -> Any:
     return default_scale(args.q.shape[3] + args.q_pe.shape[3]) if args.scale is None else args.scale
 
 
-def mla_decode(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode as `reference` does. `config` overrides the choice of `config_for`.
-
-    `out` may be given, laid out as q is, and `lse`, contiguous.
-    """
-    args: MlaDecodeArgs[torch.Tensor] = MlaDecodeArgs(*given, **named)
+def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results: the first lies in memory as q does."""
     q = args.q
-    if not has_kernels(q) or not (q.shape[3] and args.q_pe.shape[3]):
-        result, lse_made = reference(*args)
-        return into(out, result), into(lse, lse_made)
-    if out is None:
-        out = empty_beside(q, q.shape[3])
-    if lse is None:
-        lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
-    if lse.numel() and not run(args, out, lse, machine_of(q), config):
-        all_into((out, lse), reference(*args))
-    return out, lse
+    return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+
+
+@entry_function(MlaDecodeArgs, reference, empty_results)
+def mla_decode(
+    args: MlaDecodeArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Decode as `reference` does. `config` overrides the choice of `config_for`."""
+    if not (args.q.shape[3] and args.q_pe.shape[3]):
+        return False
+    return not lse.numel() or run(args, out, lse, machine_of(args.q), config)
 
 
 def run(

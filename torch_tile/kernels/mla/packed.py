@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
+from torch_tile.kernels.attention.arguments import placed_beside
 from torch_tile.kernels.attention.forward import softmax_with_lse
-from torch_tile.kernels.common import all_into, compute_dtype, has_kernels, machine_of, view_as
+from torch_tile.kernels.common import compute_dtype, entry_function, machine_of, view_as
 from torch_tile.kernels.mla import decode
 from torch_tile.kernels.mla.args import MlaDecodeArgs, MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.kernels.mla.tiles import GROUP
@@ -92,37 +92,20 @@ def sparse_reference(*given: Any, **named: Any) -> Results:
     return placed_beside(torch.einsum("bthk,btkc->bthc", p, chosen), q), lse.contiguous()
 
 
-def mla_decode_fp8(
-    *given: Any, config: Any = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, **named: Any
-) -> Results:
+@entry_function(MlaDecodeFp8Args, fp8_reference, decode.empty_results)
+def mla_decode_fp8(args: MlaDecodeFp8Args[Any], out: torch.Tensor, lse: torch.Tensor, config: Any = None) -> bool:
     """Decode over a packed cache as `fp8_reference` does. `config` overrides the choice of a tiling."""
-    args: MlaDecodeFp8Args[Any] = MlaDecodeFp8Args(*given, **named)
-    results = _results(args.q, out, lse)
-    if has_kernels(args.q) and args.q.shape[3] and args.q_pe.shape[3]:
-        kv, k_pe, scales = unpack(args.cache, args.q.shape[3])
-        if _run(args, kv, k_pe, scales, results, config):
-            return results
-    all_into(results, fp8_reference(*args))
-    return results
+    if not (args.q.shape[3] and args.q_pe.shape[3]):
+        return False
+    kv, k_pe, scales = unpack(args.cache, args.q.shape[3])
+    return _run(args, kv, k_pe, scales, (out, lse), config)
 
 
-def mla_sparse(
-    *given: Any, config: Any = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, **named: Any
-) -> Results:
+@entry_function(MlaSparseArgs, sparse_reference, decode.empty_results)
+def mla_sparse(args: MlaSparseArgs[Any], out: torch.Tensor, lse: torch.Tensor, config: Any = None) -> bool:
     """Compute attention over listed positions as `sparse_reference` does. `config` overrides the choice of a tiling."""
-    args: MlaSparseArgs[Any] = MlaSparseArgs(*given, **named)
-    q, results = args.q, _results(args.q, out, lse)
-    if not (
-        has_kernels(q) and q.shape[3] and args.q_pe.shape[3] and _run(args, args.kv, args.k_pe, None, results, config)
-    ):
-        all_into(results, sparse_reference(*args))
-    return results
-
-
-def _results(q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None) -> Results:
-    """Return the results that are given, or empty ones: the first one lies in memory as q does."""
-    out = empty_beside(q, q.shape[3]) if out is None else out
-    return out, q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype)) if lse is None else lse
+    able = args.q.shape[3] and args.q_pe.shape[3]
+    return bool(able) and _run(args, args.kv, args.k_pe, None, (out, lse), config)
 
 
 def _run(

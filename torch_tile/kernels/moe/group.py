@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, has_kernels, machine_of, power_of_two
+from torch_tile.kernels.common import has_kernels, into, machine_of, power_of_two
 from torch_tile.kernels.library_jit import library_jit
 
 CHUNK = 256  # pairs
@@ -113,7 +113,7 @@ def group_tokens(
     offsets = experts.new_empty((count,), dtype=torch.int32) if offsets is None else offsets
     made = order, place, offsets
     if not has_kernels(experts) or not experts.numel() or not count:
-        return all_into(made, reference(experts, count))  # type: ignore[return-value]
+        return into(made, reference(experts, count))
     flat, machine, width = experts.reshape(-1).contiguous(), machine_of(experts), power_of_two(count + 1)
     counts = order.new_empty((-(-flat.shape[0] // CHUNK), width))
     before, starts = torch.empty_like(counts), order.new_empty((width,))

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import all_into, as_rows, compute_dtype, has_kernels, machine_of, power_of_two, strided
+from torch_tile.kernels.common import (
+    as_rows,
+    compute_dtype,
+    entry_function,
+    machine_of,
+    power_of_two,
+    strided,
+)
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.moe.args import RouteArgs
 
@@ -184,18 +191,18 @@ def route_rows(config: Config, spec: Spec) -> Any:
     return route
 
 
-def route(
-    *given: Any, weights: torch.Tensor | None = None, experts: torch.Tensor | None = None, **named: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`. `weights` and `experts` may be given, contiguous."""
-    args: RouteArgs[torch.Tensor] = RouteArgs(*given, **named)
+def _empty_results(args: RouteArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the weights and the numbers of the chosen experts."""
+    logits, shape = args.logits, (*args.logits.shape[:-1], args.k)
+    return logits.new_empty(shape, dtype=compute_dtype(logits.dtype)), logits.new_empty(shape, dtype=torch.int64)
+
+
+@entry_function(RouteArgs, reference, _empty_results)
+def route(args: RouteArgs[torch.Tensor], weights: torch.Tensor, experts: torch.Tensor) -> bool:
+    """Choose experts as `reference` does."""
     logits, bias, k, score, groups, top_groups, group_sum, normalise, scale = args
-    shape = *logits.shape[:-1], k
-    weights = logits.new_empty(shape, dtype=compute_dtype(logits.dtype)) if weights is None else weights
-    experts = logits.new_empty(shape, dtype=torch.int64) if experts is None else experts
-    if not has_kernels(logits) or not weights.numel():
-        all_into((weights, experts), reference(*args))
-        return weights, experts
+    if not weights.numel():
+        return False
     x, machine = as_rows(logits), machine_of(logits)
     n = int(x.shape[1])
     rows = max(1, min(8, 2048 // power_of_two(n))) if machine.is_gpu else 1
@@ -205,4 +212,4 @@ def route(
     biases = [] if bias is None else [bias.contiguous()]
     numbers = int(groups), int(top_groups), float(scale)
     machine.kernel(route_rows)(config, spec)(x, *biases, weights.view(-1, k), experts.view(-1, k), *numbers)
-    return weights, experts
+    return True

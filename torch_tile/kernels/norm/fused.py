@@ -22,8 +22,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     strided,
     vector_of,
@@ -228,25 +227,22 @@ def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
     return fused_norm
 
 
-def fused_norm(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    total: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the fused norm as `reference` does. `config` overrides the choice of `config_for`.
+def _empty_results(args: FusedNormArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the norm, and the sum in front of it, which is empty unless it is kept."""
+    return args.x.new_empty(args.x.shape, dtype=args.dtype), args.x.new_empty(args.x.shape if args.keep else 0)
 
-    `out` for y and, with `keep`, `total` for the sum may be given, contiguous.
+
+@entry_function(FusedNormArgs, reference, _empty_results)
+def fused_norm(
+    args: FusedNormArgs[torch.Tensor], out: torch.Tensor, total: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the fused norm as `reference` does: y into `out`, the sum into `total`. `config` overrides that of
+    `config_for`.
     """
-    args: FusedNormArgs[torch.Tensor] = FusedNormArgs(*given, **named)
     x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype = args
-    if not has_kernels(x) or not x.numel():
-        y, s = reference(*args)
-        return into(out, y), into(total, s) if keep else s
+    if not x.numel():
+        return False
     groups, n = groups_of(aux, kinds), x.shape[-1]
-    out = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
-    total = torch.empty(x.shape if keep else 0, dtype=x.dtype, device=x.device) if total is None else total
     rows, operands = grouped(x, groups), aux_rows(aux, kinds, groups)
     results = [t.view(rows.shape) for t in ([total, out] if keep else [out])]
     machine = machine_of(x)
@@ -257,4 +253,4 @@ def fused_norm(
     described = tuple(Operand(k, v.dtype, config.vector > 1) for k, v in zip(kinds, operands, strict=True))
     spec = FusedSpec(x.dtype, dtype, described, canonical(prologue), canonical(epilogue), centred, keep)
     machine.kernel(fused_norm_rows)(config, spec)(rows, *operands, *results, float(eps))
-    return out, total
+    return True

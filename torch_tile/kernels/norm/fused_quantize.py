@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, machine_of, strided, vector_of
+from torch_tile.kernels.common import (
+    compute_dtype,
+    dynamic,
+    entry_function,
+    machine_of,
+    strided,
+    vector_of,
+)
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
@@ -100,32 +107,24 @@ def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: 
     return fused_norm_quantize
 
 
-def fused_norm_quantize(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-    total: torch.Tensor | None = None,
-    **named: Any,
-) -> Results:
-    """Compute values, scales and the sum as `reference` does. `config` overrides the choice of `config_for`.
+def _empty_results(args: FusedNormQuantizeArgs[torch.Tensor]) -> Results:
+    """Allocate the values, their scales, and the sum in front of the norm, which is empty unless it is kept."""
+    x = args.x
+    scales = x.new_empty((*x.shape[:-1], runs_of(x.shape[-1], args.group)), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=args.out_dtype), scales, x.new_empty(x.shape if args.keep else 0)
 
-    `out`, `scales` and, with `keep`, `total` may be given, contiguous.
-    """
-    args: FusedNormQuantizeArgs[torch.Tensor] = FusedNormQuantizeArgs(*given, **named)
+
+@entry_function(FusedNormQuantizeArgs, reference, _empty_results)
+def fused_norm_quantize(
+    args: FusedNormQuantizeArgs[torch.Tensor], out: torch.Tensor, scales: torch.Tensor, total: torch.Tensor,
+    config: Config | None = None,
+) -> bool:  # fmt: skip
+    """Compute values, scales and the sum as `reference` does. `config` overrides the choice of `config_for`."""
     x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype, group, out_dtype = args
+    if not x.numel():
+        return False
     n = x.shape[-1]
     runs = runs_of(n, group)
-    if out is None:
-        out = x.new_empty(x.shape, dtype=out_dtype)
-    if scales is None:
-        scales = x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
-    if total is None:
-        total = x.new_empty(x.shape if keep else 0)
-    if not has_kernels(x) or not x.numel():
-        for result, value in zip((out, scales, total), reference(*args), strict=True):
-            result.copy_(value)
-        return out, scales, total
     width, groups = runs * (group or n), groups_of(aux, kinds)
     rows, operands = grouped(x, groups), aux_rows(aux, kinds, groups)
     results = [t.view(rows.shape) for t in ([total, out] if keep else [out])]
@@ -134,11 +133,11 @@ def fused_norm_quantize(
     vector = vector_of((rows, *full, *results[:-1]), (n,)) if machine.is_gpu else 1
     config = config or replace(config_for(width, vector, machine, x.dtype == torch.float64), exact=False)
     if not config.whole or width > config.width:
-        y, _ = fused.fused_norm(*args.norm, total=total if keep else None)
+        y, _ = fused.fused_norm(*args.norm, total=total)
         quantize.quantize_fp8(y, group, out_dtype, out, scales)
-        return out, scales, total
+        return True
     described = tuple(Operand(k, v.dtype, vector > 1) for k, v in zip(kinds, operands, strict=True))
     spec = FusedSpec(x.dtype, dtype, described, canonical(prologue), canonical(epilogue), centred, keep)
     kernel = machine.kernel(fused_norm_quantize_rows)(config, spec, runs, group or n, out_dtype)
     kernel(rows, *operands, *results, scales.view(*rows.shape[:2], runs), float(eps))
-    return out, scales, total
+    return True

@@ -14,10 +14,10 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import (
     Machine,
-    all_into,
     compute_dtype,
     dense_last,
     dynamic,
+    entry_function,
     has_kernels,
     into,
     machine_of,
@@ -358,36 +358,29 @@ def step(config: Config, spec: Spec) -> Any:
     return causal_conv1d_update
 
 
-def causal_conv1d(
-    *given: Any, config: Config | None = None, out: torch.Tensor | None = None, **named: Any
-) -> torch.Tensor:
-    """Compute the convolution as `reference` does. `out`, contiguous, may be given. `config` overrides the tiling."""
-    args: CausalConv1dArgs[torch.Tensor] = CausalConv1dArgs(*given, **named)
-    if not has_kernels(args.x):
-        return into(out, reference(*args))
-    out = args.x.new_empty(args.x.shape) if out is None else out
+@entry_function(CausalConv1dArgs, reference, lambda args: args.x.new_empty(args.x.shape))
+def causal_conv1d(args: CausalConv1dArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> None:
+    """Compute the convolution as `reference` does. `config` overrides the tiling."""
     if not out.numel():
-        return out
+        return
     args = args._replace(x=dense_last(args.x))
     machine = machine_of(args.x)
     config = config or config_for(machine)
     machine.kernel(convolve)(config, _spec(args, machine, out))(args.x, args.weight, *_given(args), out)
-    return out
 
 
+@entry_function(
+    CausalConv1dBackwardArgs,
+    gradient_reference,
+    lambda args: empty_gradients(args.x, args.weight, args.bias, args.initial_state),
+)
 def causal_conv1d_backward(
-    *given: Any, config: Config | None = None, results: Gradients | None = None, **named: Any
-) -> Gradients:
-    """Compute the gradients as `gradient_reference` does.
-
-    `results` may be given, contiguous. `config` overrides the tiling.
-    """
-    whole: CausalConv1dBackwardArgs[torch.Tensor] = CausalConv1dBackwardArgs(*given, **named)
+    whole: CausalConv1dBackwardArgs[torch.Tensor], results: Gradients, config: Config | None = None
+) -> bool:
+    """Compute the gradients as `gradient_reference` does. `config` overrides the tiling."""
     args = whole.forward
-    results = results or empty_gradients(args.x, args.weight, args.bias, args.initial_state)
-    if not has_kernels(args.x) or not args.x.numel():
-        all_into(results, gradient_reference(*whole))
-        return results
+    if not args.x.numel():
+        return False
     args, grad, machine = args._replace(x=dense_last(args.x)), dense_last(whole.grad), machine_of(args.x)
     x, (batch, length, channels) = args.x, args.x.shape
     dx, dweight, dbias, dstate = results
@@ -402,7 +395,7 @@ def causal_conv1d_backward(
     machine.kernel(add_parts)(adding, Spec(spec.dtype, spec.weight, spec.bias, None, spec.width, False))(
         sums_of_parts.flatten(0, 1), *([] if args.bias is None else [dbias]), dweight
     )
-    return results
+    return True
 
 
 def _given(args: CausalConv1dArgs[torch.Tensor]) -> list[torch.Tensor]:

@@ -17,12 +17,13 @@ import torch_tile.language as T
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
-    all_into,
     compute_dtype,
     dense_last,
     dot_rows,
     dynamic,
+    entry_function,
     has_kernels,
+    into,
     machine_of,
     power_of_two,
     power_within,
@@ -698,26 +699,19 @@ class Scan:
         return [] if d is None else [d[:, None].expand(-1, self.head_dim) if d.dim() == 1 else d]
 
 
-def ssd_chunk_scan(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    final_states: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the scan as `reference` does.
+def _empty_results(args: SsdChunkScanArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the outputs and the final states."""
+    shape = args.x.shape[0], *args.x.shape[2:], args.B.shape[3]
+    return args.x.new_empty(args.x.shape), args.x.new_empty(shape, dtype=compute_dtype(args.x.dtype))
 
-    `out` and `final_states` may be given, contiguous. `config` overrides the tiling.
-    """
-    args: SsdChunkScanArgs[torch.Tensor] = SsdChunkScanArgs(*given, **named)
-    if out is None:
-        out = args.x.new_empty(args.x.shape)
-    if final_states is None:
-        shape = args.x.shape[0], *args.x.shape[2:], args.B.shape[3]
-        final_states = args.x.new_empty(shape, dtype=compute_dtype(args.x.dtype))
-    if not has_kernels(args.x) or not (out.numel() and args.B.numel()):
-        all_into((out, final_states), reference(*args))
-        return out, final_states
+
+@entry_function(SsdChunkScanArgs, reference, _empty_results)
+def ssd_chunk_scan(
+    args: SsdChunkScanArgs[torch.Tensor], out: torch.Tensor, final_states: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the scan as `reference` does. `config` overrides the tiling."""
+    if not (out.numel() and args.B.numel()):
+        return False
     z = [] if args.z is None else [dense_last(args.z)]
     scan = Scan(args, config, out, forward=True)
     spec = replace(scan.plain, D=None if args.D is None else args.D.dtype, z=None if args.z is None else args.z.dtype)
@@ -726,11 +720,11 @@ def ssd_chunk_scan(
         spec = replace(spec, initial=None if args.initial_states is None else args.initial_states.dtype)
         operands = scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *initial
         scan.run(whole_scan, spec, *operands, out, final_states)
-        return out, final_states
+        return True
     before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.outputs(spec, *operands, *scan.skip(), *z, out)
-    return out, final_states
+    return True
 
 
 # The gradient.
@@ -746,7 +740,7 @@ def ssd_chunk_scan_backward(
     args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     results = results or empty_gradients(args)
     if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):
-        return all_into(results, gradient_reference(*args))
+        return into(results, gradient_reference(*args))
     grad, (dx, ddt, dA, dB, dC, dD, dbias, dinitial) = dense_last(args.grad), results
     scan = Scan(args, config, grad, dx)
     batch, heads, chunks, head_dim = scan.batch, scan.heads, scan.chunks, scan.head_dim

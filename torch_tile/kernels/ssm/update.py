@@ -14,7 +14,13 @@ import torch
 from torch.nn import functional as F
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, has_kernels, into, machine_of, power_of_two, strided
+from torch_tile.kernels.common import (
+    compute_dtype,
+    entry_function,
+    machine_of,
+    power_of_two,
+    strided,
+)
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SelectiveStateUpdateArgs
 from torch_tile.kernels.ssm.tiles import Spec as ScanSpec, step_size
@@ -120,27 +126,20 @@ def update(config: Config, spec: Spec) -> Any:
     return selective_state_update
 
 
+@entry_function(
+    SelectiveStateUpdateArgs,
+    reference,
+    lambda args: (args.x.new_empty(args.x.shape), args.state.new_empty(args.state.shape)),
+)
 def selective_state_update(
-    *given: Any,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the update as `reference` does.
-
-    `out` and `new_state` may be given, contiguous. `config` overrides the tiling.
-    """
-    args: SelectiveStateUpdateArgs[Any] = SelectiveStateUpdateArgs(*given, **named)
-    x, state = args.x, args.state
-    if not has_kernels(x) or not state.numel():
-        found = reference(*args)
-        return into(out, found[0]), into(new_state, found[1])
-    out = x.new_empty(x.shape) if out is None else out
-    new_state = state.new_empty(state.shape) if new_state is None else new_state
+    args: SelectiveStateUpdateArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the update as `reference` does. `config` overrides the tiling."""
+    if not args.state.numel():
+        return False
     *tensors, softplus = args
     dtypes: list[Any] = [None if t is None else t.dtype for t in tensors]
     spec = Spec(*dtypes, softplus=bool(softplus))
-    config = config or Config(8, min(128, max(16, power_of_two(state.shape[3]))))
-    machine_of(x).kernel(update)(config, spec)(*(t for t in tensors if t is not None), out, new_state)
-    return out, new_state
+    config = config or Config(8, min(128, max(16, power_of_two(args.state.shape[3]))))
+    machine_of(args.x).kernel(update)(config, spec)(*(t for t in tensors if t is not None), out, new_state)
+    return True

@@ -13,8 +13,9 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Node, find
 from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Role, While
-from torch_tile.lowering.pipelining.copy_plan import first_access, reads_of, uses
+from torch_tile.lowering.pipelining.copy_plan import first_access
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.uses import reads_of, uses
 
 
 def most_alive(body: Block, threads: int, size: Callable[[Buffer], int]) -> int:
@@ -58,7 +59,7 @@ class _Liveness:
 
     def leaf(self, node: Node, after: IdSet[Buffer]) -> IdSet[Buffer]:
         """Return the buffers that are alive before a statement, and count those that are alive at it."""
-        read, written = reads_of(node), IdSet(uses(node)[1])
+        read, written = uses(node)
         begun = IdSet(alloc.buffer for alloc in find(node, Alloc))
         by_elements = isinstance(node, For)
         if by_elements:

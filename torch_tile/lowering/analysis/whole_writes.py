@@ -16,7 +16,8 @@ from torch_tile.ir.expr import Const, Var
 from torch_tile.ir.node import contains, find, symbols
 from torch_tile.ir.stmt import Block, Break, Continue, For, Let, Stmt, Store
 from torch_tile.lowering.analysis.thread_values import Numbers
-from torch_tile.lowering.pipelining.copy_plan import first_access, reads_of
+from torch_tile.lowering.pipelining.copy_plan import first_access
+from torch_tile.tileop.uses import reads_of
 
 MOST_POINTS = 1 << 20  # values of the variables of one store that are tried
 

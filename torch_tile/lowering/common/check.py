@@ -35,7 +35,7 @@ from torch_tile.ir.expr import (
     unary,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contents, equal, find
+from torch_tile.ir.node import Node, Rewriter, contains, contents, equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -64,6 +64,7 @@ from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.atomic import Atomic
 from torch_tile.tileop.base import describe, is_per_thread
 from torch_tile.tileop.copy.tma import TmaCopy
+from torch_tile.tileop.uses import writes_of
 
 TRUE = const(True, dt.bool_)
 ONE = const(1, dt.int32)
@@ -628,13 +629,7 @@ def _is_endless(loop: stmt.While) -> bool:
     shared = any(buffer.scope in ("global", "shared") for buffer in read)
     if shared or any(not is_pure(call) for call in find(loop.condition, Call)):
         return False
-    for node in find(loop.body, Break, Store, RegisteredOp, Address):
-        if isinstance(node, Break):
-            return False
-        written = [r.buffer for r in node.accesses()[1]] if isinstance(node, RegisteredOp) else [node.buffer]
-        if any(buffer in read or buffer.base in read for buffer in written):
-            return False
-    return True
+    return not contains(loop.body, Break) and not any(b in read or b.base in read for b in writes_of(loop.body))
 
 
 def _endless_waits(kernel: Kernel) -> list[Diagnostic]:

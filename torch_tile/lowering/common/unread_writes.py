@@ -17,9 +17,9 @@ from torch_tile.ir.expr import Address
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Node, contains, find
 from torch_tile.ir.stmt import Block, For, If, Kernel, Program, Role, Stmt, Store, While
-from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.uses import uses
 
 _PACKAGE = str(Path(__file__).parents[2])
 
@@ -90,4 +90,4 @@ def _is_of_library(node: Stmt) -> bool:
 def _accesses(node: Node) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
     """Return the buffers that a statement or value reads, and those that it writes; views count as what they show."""
     reads, writes = uses(node)
-    return IdSet(r.buffer.base or r.buffer for r in reads), IdSet(b.base or b for b in writes)
+    return IdSet(b.base or b for b in reads), IdSet(b.base or b for b in writes)

@@ -45,12 +45,12 @@ from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.analysis.whole_writes import writes_whole
 from torch_tile.lowering.hopper.plan_tma_loads import Survey
-from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
+from torch_tile.tileop.uses import count_uses, reads_of, touched_by, uses, writes_of
 
 ZERO = const(0, int32)
 MOST_LEADING = 4  # most iterations that run in front of a shifted loop
@@ -164,8 +164,8 @@ class _Async(Rewriter):
             return None
         if not _several_stages([s for s in stmts if calls(s, "mbarrier_wait")]):
             return None
-        read, written = IdSet(b for s in head for b in reads_of(s)), IdSet(b for s in head for b in uses(s)[1])
-        if any(op.C.buffer in read | written for op in products):
+        written = IdSet(b for s in head for b in writes_of(s))
+        if any(op.C.buffer in touched_by(s) for s in head for op in products):
             return None
         filled = [b for b in IdSet(r.buffer for op in products for r in (op.A, op.B)) if b in written]
         if not filled or not all(self._can_double(b, loop, head) for b in filled):
@@ -184,7 +184,7 @@ class _Async(Rewriter):
         """Return whether each iteration of a loop writes a shared tile anew, and nothing else touches the tile."""
         if tile.scope != "shared" or tile in self.doubled or any(_allocates(s, tile) for s in find(loop, Alloc)):
             return False
-        if _count(tile, self.kernel.body) != _count(tile, loop):
+        if count_uses(tile, self.kernel.body) != count_uses(tile, loop):
             return False
         return writes_whole(head, tile, self.kernel.thread, self.role.count)
 
@@ -250,15 +250,14 @@ class _Async(Rewriter):
         quiet = [s for s in (*before, *busy) if not _is_release(s)]
         if any(contains(s, st.Do) for s in quiet) or any(contains(s, Load) for s in names):
             return None
-        written = IdSet(b for s in (*before, *busy) for b in uses(s)[1])
+        written = IdSet(b for s in (*before, *busy) for b in writes_of(s))
         if any(b.scope == "shared" for b in written) or any(sums in reads_of(s) for s in before) or sums in written:
             return None
         if product.A.buffer in written or product.B.buffer in written:  # in this iteration, before the product
             return None
-        reads, writes = uses(loop.body)
-        held = IdSet([*writes, *(r.buffer for r in reads)])
-        registers = sum(_registers(b, self.role.count) for b in held) + _registers(sums, self.role.count)
-        if registers > _room(self.role) or _count(sums, self.role.body) != _count(sums, loop):
+        held = [*touched_by(loop.body), sums]
+        registers = sum(_registers(b, self.role.count) for b in held)
+        if registers > _room(self.role) or count_uses(sums, self.role.body) != count_uses(sums, loop):
             return None
         return _OneProduct((*names, *waits, product), tuple(before), product, tuple(after))
 
@@ -448,9 +447,7 @@ class _Queue:
         if not isinstance(one, Let | st.For | If | RegisteredOp) or contains(one, st.Do):
             self.wait(0)
         else:
-            reads, writes = uses(one)
-            written = IdSet(writes)
-            self._wait_for(IdSet([*writes, *(r.buffer for r in reads)]), written)
+            self._wait_for(touched_by(one), writes_of(one))
         self.busy |= bool(self.pending) and not isinstance(one, Let)
         self.stmts.append(one)
 
@@ -510,12 +507,6 @@ def _registers(buffer: Buffer, threads: int) -> int:
 def _room(role: Role) -> int:
     """Return how many registers of a thread of a role fragments may take, where a loop has two accumulators."""
     return min(role.registers or MOST_REGISTERS, MOST_REGISTERS) - OTHERS
-
-
-def _count(buffer: Buffer, stmt: Stmt) -> int:
-    """Count the reads and writes of a buffer."""
-    reads, writes = uses(stmt)
-    return sum(r.buffer is buffer for r in reads) + sum(b is buffer for b in writes)
 
 
 @dataclass(frozen=True)
@@ -621,7 +612,7 @@ def _reads_after_waits(parts: _Parts) -> bool:
     free, bound = map(IdSet, _divided(parts))
     waits = [n for n, one in enumerate(parts.between) if one in bound and calls(one, "mbarrier_wait")]
     early = (one for one in parts.between[min(waits) :] if one in free) if waits else ()
-    return not any(region.buffer.scope == "shared" for one in early for region in uses(one)[0])
+    return not any(buffer.scope == "shared" for one in early for buffer in reads_of(one))
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
@@ -638,9 +629,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
     free: list[Stmt] = []
     bound: list[Stmt] = []
     for one in parts.between:
-        reads, writes = uses(one)
-        mine = IdSet(writes)
-        read = IdSet(r.buffer for r in reads)
+        read, mine = uses(one)
         late = bool((read & written) or (mine & (touched | written)) or names.any_in(one))
         late = late or bool(bound and _is_release(one))
         late = late or bool(calls(one, "mbarrier_wait") and _own((one,), came=True) & behind)

@@ -20,13 +20,13 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Node, Rewriter, contains, find, symbols
+from torch_tile.ir.node import Rewriter, contains, find, symbols
 from torch_tile.ir.stmt import For, If, Kernel, Program, Role
-from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm import wgmma
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.threads import ThreadContext
+from torch_tile.tileop.uses import count_uses
 
 
 def choose_wgmma(program: Program, build: Build) -> Program:
@@ -68,13 +68,7 @@ class _Choose(Rewriter):
 def _lives_in_one_iteration(sums: Buffer, kernel: Kernel) -> bool:
     """Return whether the innermost loop whose products add to these sums holds all accesses of them."""
     loops = [loop for loop in find(kernel, For) if any(op.C.buffer is sums for op in find(loop, Gemm))]
-    return bool(loops) and _accesses(loops[-1], sums) == _accesses(kernel, sums)
-
-
-def _accesses(node: Node, buffer: Buffer) -> int:
-    """Count the reads and writes of a buffer."""
-    reads, writes = uses(node)
-    return sum(region.buffer is buffer for region in reads) + sum(one is buffer for one in writes)
+    return bool(loops) and count_uses(sums, loops[-1]) == count_uses(sums, kernel)
 
 
 def _slices_rows(kernel: Kernel, products: Sequence[Gemm]) -> bool:

@@ -35,12 +35,13 @@ from torch_tile.ir.stmt import (
     While,
     calls,
 )
-from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses, why_not_tile
+from torch_tile.lowering.pipelining.copy_plan import filling, leaves, why_not_tile
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm import mma, wgmma
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.threads import ThreadContext
+from torch_tile.tileop.uses import reads_of, touched_by, writes_of
 
 BARRIER = 8  # bytes
 
@@ -147,7 +148,7 @@ def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     if own_order or any(_is_barrier(n) and n not in known for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
-    written = IdSet(b for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1])
+    written = IdSet(b for s in find(kernel.body, Stmt) if is_leaf(s) for b in writes_of(s))
     groups: list[Group] = []
     why_not: list[tuple[Stmt, str]] = []
     for body in bodies:
@@ -191,7 +192,7 @@ def _fit(groups: list[Group], kernel: Kernel, build: Build) -> None:
     mine = IdSet(t for g in groups for t in g.tiles)
     ends = [n for n, one in enumerate(kernel.body.stmts) if mine.any_in(one)]
     during = Block(kernel.body.stmts[: max(ends, default=-1) + 1])
-    touched = IdSet(b for s in find(during, Stmt) if is_leaf(s) for b in _touched(s))
+    touched = IdSet(b for s in find(during, Stmt) if is_leaf(s) for b in touched_by(s))
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
     largest = max((_bytes(b) for b in allocs if b not in mine and (b in touched or build.options.measured)), default=0)
     while (
@@ -257,10 +258,9 @@ def _why_not(
     inside = IdSet(find(body.block, Stmt))
     changed = not body.repeats or _is_changed(body.block, tile, survey)
     for stmt in touched:
-        reads, writes = uses(stmt)
-        if any(b is tile for b in writes) and not (stmt in inside and changed):
+        if tile in writes_of(stmt) and not (stmt in inside and changed):
             return f"`{tile.name}` is written by the kernel's threads, too"
-        if any(r.buffer is tile for r in reads) and stmt not in inside:
+        if tile in reads_of(stmt) and stmt not in inside:
             return f"`{tile.name}` is read outside the loop that fills it"
     return why_not_tile(body.block, list(leaves(body.block)), tile)
 
@@ -278,13 +278,6 @@ def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
     if isinstance(last, If) and len(touching) == 1:
         return not mentions(last.otherwise, tile) and _is_changed(last.then, tile, survey)
     return any(last is op for op in survey.products)
-
-
-def _touched(stmt: Stmt) -> Iterator[Buffer]:
-    """Yield the buffers that a statement reads or writes."""
-    reads, writes = uses(stmt)
-    yield from (r.buffer for r in reads)
-    yield from writes
 
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
@@ -346,7 +339,7 @@ def _users(body: Body, tile: Buffer) -> list[int]:
             continue
         leaves = [s for s in find(one, Stmt) if is_leaf(s)]
         bounds = [n for s in find(one, For, While, If) for n in _heads(s)]
-        used = any(b is tile for s in leaves for b in _touched(s) if not _fills(s, tile))
+        used = any(tile in touched_by(s) for s in leaves if not _fills(s, tile))
         if used or any(x.buffer is tile for b in bounds for x in find(b, Load)):
             found.append(n)
     return found

@@ -61,13 +61,13 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     plan_tma_loads,
     waits_before_loads,
 )
-from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 from torch_tile.tileop.gemm.mma import problem
 from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.uses import reads_of
 
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # registers of a thread
 REGISTERS_OF_NESTS = 40  # registers of a thread that copies in nested loops, under conditions or to bounds of each turn

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Load
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import find
+from torch_tile.ir.node import symbols
 from torch_tile.ir.stmt import Alloc, For, Let, LoopKind, Stmt, Store
-from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses
+from torch_tile.lowering.pipelining.copy_plan import filling, leaves
 from torch_tile.lowering.pipelining.schedule import Schedule
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.uses import uses
 
 
 def copies_before(stmts: Sequence[Stmt], loop: For, schedule: Schedule) -> list[Copy]:
@@ -35,7 +35,7 @@ def copies_before(stmts: Sequence[Stmt], loop: For, schedule: Schedule) -> list[
         if type(one) is Copy and _may_wait(one, between, loop, schedule):
             found.insert(0, one)
         else:
-            between |= _touched(one)
+            between |= _named(one)
     return found
 
 
@@ -49,20 +49,20 @@ def _is_plain(one: Stmt) -> bool:
 def _may_wait(copy: Copy, between: IdSet[Buffer], loop: For, schedule: Schedule) -> bool:
     """Return whether a copy may move behind what stands `between` it and the loop, and the loop's readers wait."""
     how = filling(copy)
-    if how is None or how.converts or any(buffer in between for buffer in _touched(copy)):
+    if how is None or how.converts or between & _named(copy):
         return False
     tile, staged, is_read = how.region.buffer, IdSet(schedule.staged), False
     for leaf in leaves(loop.body):
         reads, writes = uses(leaf.node)
-        if any(b is tile or b is copy.src.buffer for b in writes):
+        if tile in writes or copy.src.buffer in writes:
             return False
-        if any(r.buffer is tile for r in reads):
+        if tile in reads:
             is_read = True
-            if not any(r.buffer in staged for r in reads):
+            if not reads & staged:
                 return False
     return is_read
 
 
-def _touched(one: Stmt) -> IdSet[Buffer]:
-    """Return the buffers that a statement names."""
-    return IdSet(n.buffer for n in find(one, Region, Load, Store, Address, Alloc))
+def _named(one: Stmt) -> IdSet[Buffer]:
+    """Return the buffers that a statement allocates, reads or writes."""
+    return IdSet(each for each in symbols(one) if isinstance(each, Buffer))

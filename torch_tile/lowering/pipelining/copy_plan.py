@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, unary
+from torch_tile.ir.expr import Const, Expr, Load, Var, unary
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, find
-from torch_tile.ir.stmt import Block, For, If, Let, Stmt, Store
+from torch_tile.ir.stmt import Block, For, If, Let, Stmt
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import same_extents
 from torch_tile.tileop.copy.cp_async import gather_of
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.uses import reads_of, uses, writes_of
 
 
 @dataclass(frozen=True)
@@ -138,33 +139,6 @@ def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
             path = (*path, one)
 
 
-def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
-    """Return the regions that `node` reads, and the buffers that it writes. An element is a region without ranges."""
-    reads: list[Region] = []
-    writes: list[Buffer] = []
-    for n in find(node, RegisteredOp, Load, Store, Call, Region):
-        if isinstance(n, RegisteredOp):
-            read, written = n.accesses()
-            reads += read
-            writes += [r.buffer for r in written]
-        elif isinstance(n, Load):
-            reads.append(Region(n.buffer, ()))
-        elif isinstance(n, Store):
-            writes.append(n.buffer)
-        elif isinstance(n, Call):
-            named = [a.buffer for a in n.args if isinstance(a, Address)]
-            reads += [Region(b, ()) for b in named]
-            writes += named
-        elif isinstance(n, Region) and not isinstance(node, RegisteredOp):
-            reads.append(n)  # regions of T.print; operands of tile ops inside count as read, which is safe
-    return reads, writes
-
-
-def reads_of(node: Node) -> IdSet[Buffer]:
-    """Return the buffers that `node` reads."""
-    return IdSet(r.buffer for r in uses(node)[0])
-
-
 def _inner_copies(node: Node) -> Iterator[Node]:
     """Yield the copies inside an inner loop that could fill a tile."""
     if isinstance(node, Stmt) and not isinstance(node, RegisteredOp) and filling(node) is None:
@@ -175,7 +149,7 @@ class Facts:
     """The buffers that the loop writes, and the names in its body."""
 
     def __init__(self, found: Sequence[Leaf]):
-        self.written: IdMap[Buffer, Buffer] = IdMap((b, b) for leaf in found for b in uses(leaf.node)[1])
+        self.written: IdMap[Buffer, Buffer] = IdMap((b, b) for leaf in found for b in writes_of(leaf.node))
         self.lets: list[Let] = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
 
     def why_names_change(self) -> str:
@@ -234,15 +208,14 @@ def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
     read = False
     for leaf in found:
         reads, writes = uses(leaf.node)
-        touched = any(r.buffer is tile for r in reads) or any(b is tile for b in writes)
-        read = read or any(r.buffer is tile for r in reads)
+        read = read or tile in reads
         if (how := filling(leaf.node)) is not None and how.region.buffer is tile:
             if not all(leaf.excludes(other) for other in earlier):
                 return f"`{tile.name}` is filled again after it was used"
             if any(not leaf.excludes(other) and not _are_disjoint(how.region, box) for other, box in fills):
                 return f"`{tile.name}` is filled twice"
             fills.append((leaf, how.region))
-        elif touched:
+        elif tile in reads or tile in writes:
             earlier.append(leaf)
     return "" if read else f"`{tile.name}` is not read in the loop"
 

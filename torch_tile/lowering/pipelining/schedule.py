@@ -18,8 +18,9 @@ from torch_tile.ir.expr import Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, Stmt
-from torch_tile.lowering.pipelining.copy_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
+from torch_tile.lowering.pipelining.copy_plan import Facts, Leaf, Move, Plan, filled, leaves
 from torch_tile.tileop.atomic import ArriveLast
+from torch_tile.tileop.uses import touched_by, uses
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
     step. There it starts its own iteration, while statements before its first reader run.
     """
     rest = without(body, IdSet(m.stmt for m in plan.moves)).stmts
-    touched = [IdSet((*(r.buffer for r in reads), *writes)) for reads, writes in map(uses, rest)]
+    touched = [touched_by(one) for one in rest]
     starts: dict[int, list[Move]] = {}  # copies by the number of statements before them
     gained = False
     for move in plan.moves:
@@ -161,8 +162,7 @@ def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
     for n, item in enumerate(items):
         if not item.is_group:
             for move in item.moves:
-                reads, writes = uses(move.stmt)
-                for i in IdSet((*(r.buffer for r in reads), *writes)) & filled.keys():
+                for i in touched_by(move.stmt) & filled.keys():
                     ahead, place = filled[i]
                     count[i] = max(count[i], ahead - item.ahead + (n > place))
     return count
@@ -178,14 +178,11 @@ def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, in
     touched = [(*uses(stmt), ahead, place) for stmt, ahead, place in timed]
     for i, (reads, writes, ahead, place) in enumerate(touched):
         for j, (reads2, writes2, ahead2, place2) in enumerate(touched):
-            mine, theirs = IdSet(writes), IdSet(writes2)
-            names = IdMap((b, b.name) for b in (*writes, *writes2))
-            shared = (mine & (theirs | IdSet(r.buffer for r in reads2))) | (theirs & IdSet(r.buffer for r in reads))
-            for buffer in shared:
+            for buffer in (writes & (writes2 | reads2)) | (writes2 & reads):
                 if i < j and not (-ahead, place) < (-ahead2, place2):
-                    return f"the given order lets a statement meet `{names[buffer]}` too early"
+                    return f"the given order lets a statement meet `{buffer.name}` too early"
                 if i != j and not (-ahead, place) < (versions.get(buffer, 1) - ahead2, place2):
-                    return f"in the given order an iteration overwrites `{names[buffer]}` while an earlier one needs it"
+                    return f"in the given order an iteration overwrites `{buffer.name}` while an earlier one needs it"
     return ""
 
 

@@ -41,14 +41,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.pipelining.copies_before import copies_before
-from torch_tile.lowering.pipelining.copy_plan import (
-    Branch,
-    Path,
-    first_access,
-    leaves,
-    plan_copies,
-    uses,
-)
+from torch_tile.lowering.pipelining.copy_plan import Branch, Path, first_access, leaves, plan_copies
 from torch_tile.lowering.pipelining.prefetch_addresses import AddressPrefetch
 from torch_tile.lowering.pipelining.schedule import (
     Item,
@@ -59,6 +52,7 @@ from torch_tile.lowering.pipelining.schedule import (
 )
 from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.uses import touched_by
 
 
 def pipeline_loops(program: Program, build: Build) -> Program:
@@ -330,8 +324,7 @@ class _Stages:
 
     def _numbers(self, node: Node, ahead: int) -> list[int]:
         """Return the numbers of the groups with the tiles that `node` reads or changes when it runs `ahead`."""
-        reads, writes = uses(node)
-        groups = {self.group_of[t] for t in (*(r.buffer for r in reads), *writes) if t in self.group_of}
+        groups = {self.group_of[t] for t in touched_by(node) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:

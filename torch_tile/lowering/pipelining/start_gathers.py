@@ -16,11 +16,11 @@ from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
 from torch_tile.intrinsics.traits import Engine
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load
-from torch_tile.ir.idmap import IdSet
+from torch_tile.ir.idmap import mentions
 from torch_tile.ir.node import Rewriter, contains, find, symbols
-from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, Kernel, Let, Program, Role, Stmt, While
-from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
+from torch_tile.ir.stmt import Block, Break, Continue, Do, For, Kernel, Let, Program, Role, Stmt, While
 from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop, Gather, gather_of
+from torch_tile.tileop.uses import reads_of, writes_of
 
 
 def start_gathers(program: Program, build: Build) -> Program:
@@ -58,7 +58,7 @@ def _repeated(loop: For | While) -> Stmt:
             new += [AsyncLoop(one, span=one.span), cp_async_commit()]
             pending.append(found.dst[0])
             continue
-        touched = [n for n, tile in enumerate(pending) if _is_opaque(one) or tile in _touched(one)]
+        touched = [n for n, tile in enumerate(pending) if _is_opaque(one) or mentions(one, tile)]
         if touched:
             new.append(cp_async_wait(len(pending) - 1 - touched[-1]))
             del pending[: touched[-1] + 1]
@@ -82,15 +82,9 @@ def _place(one: Stmt, before: list[Stmt]) -> int:
         if _gather(other) is not None:
             return n + 1
         named = isinstance(other, Let) and other.var in symbols(one)
-        if named or _is_opaque(other) or tile in _touched(other) or any(b in read for b in uses(other)[1]):
+        if named or _is_opaque(other) or mentions(other, tile) or read & writes_of(other):
             break
     return len(before)
-
-
-def _touched(one: Stmt) -> IdSet[Buffer]:
-    """Return the buffers that a statement allocates, reads or writes."""
-    reads, writes = uses(one)
-    return IdSet([*writes, *(r.buffer for r in reads), *(n.buffer for n in find(one, Alloc))])
 
 
 def _is_of_copies(one: Do) -> bool:
