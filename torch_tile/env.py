@@ -22,10 +22,7 @@ env = sys.modules[__name__]
 
 
 def disable_cache() -> None:
-    """Stop using the kernel cache on disk; new builds go to a folder that is deleted when the process ends.
-
-    Processes that this one starts do the same.
-    """
+    """Stop using the kernel cache on disk, in child processes, too; new builds go to a temporary folder."""
     global _uncached
     if _uncached is None:
         folder = tempfile.TemporaryDirectory(prefix="torch_tile-uncached-", ignore_cleanup_errors=True)

@@ -138,10 +138,7 @@ def _by_events(
 def made_up(
     param: Any, supply: TensorSupplyType, device: str, sizes: Mapping[str, int] | None = None
 ) -> torch.Tensor:  # fmt: skip
-    """Make a tensor for a parameter of a kernel; `sizes` has the run-time sizes by name.
-
-    Raises LaunchError if one is missing.
-    """
+    """Make a tensor for a kernel's parameter of run-time `sizes` by name. Raises LaunchError for a missing one."""
     import torch
 
     shape = _shape(param, sizes or {}) if isinstance(param, Buffer) else None

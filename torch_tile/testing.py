@@ -123,10 +123,7 @@ def requires_package(*packages: str) -> Requirement:
 
 @names_parameters
 def requires_cuda_compute_version(major_version: int, minor_version: int = 0, mode: str = "ge") -> Requirement:
-    """Skip tests unless the GPU's capability compares by `mode`: ge, gt, le, lt or eq.
-
-    Raises ValueError for another mode.
-    """
+    """Skip tests unless the GPU's capability compares by `mode`: ge, gt, le, lt or eq, else ValueError."""
     if mode not in _COMPARE:
         raise ValueError(f"mode is one of {', '.join(_COMPARE)}, got {mode!r}")
     wanted = 10 * major_version + minor_version

@@ -89,10 +89,7 @@ def autotune(
 
 
 class AutotunedFunction:
-    """A kernel function whose tunable arguments are found by measuring, once for each form of its other arguments.
-
-    Results are kept here and on disk.
-    """
+    """A kernel function whose tunable arguments are found by measuring, for each form of the other arguments."""
 
     function: JITFunction
     configs: Configs

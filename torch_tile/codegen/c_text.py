@@ -195,10 +195,7 @@ class Text(Visitor):
         return isinstance(expr, Cast) and expr.type in SIGNED and expr.a.dtype in SIGNED and self.is_natural(expr.a)
 
     def value(self, expr: Expr, wide: bool = False, above: int = 0) -> str:
-        """Return the C++ text of a value, parenthesised where an operator binding as tightly as `above` needs it.
-
-        `wide` computes integers in 64 bits.
-        """
+        """Return the C++ text of a value, in parentheses where `above` binds tighter; `wide` for 64-bit integers."""
         text, own = self.term(expr, wide)
         return f"({text})" if own < above else text
 
@@ -383,10 +380,7 @@ class Text(Visitor):
         return f"tile::divisor<{kind}>({self.value(expr, wide)})"
 
     def typed(self, expr: Expr, wide: bool = False) -> str | None:
-        """Return the C++ text of a literal that names its type of 64 bits; None if the plain literal is as wide.
-
-        `wide` computes integers in 64 bits.
-        """
+        """Return the C++ text of a literal that names its 64-bit type, as with `wide`; None if none is needed."""
         if not isinstance(expr, Const) or not expr.dtype.is_integer or not fits_int(expr):
             return None
         if expr.dtype.bits != 64 and not (wide and expr.dtype in SIGNED):

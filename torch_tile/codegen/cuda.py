@@ -39,9 +39,7 @@ KINDS = {
 
 
 def emit_cuda(program: Program, build: Build, source: Program | None = None) -> CudaSource:
-    """Print a FLAT program as CUDA C++. `source` is the program before it was flattened, which still shows all
-    dimensions.
-    """
+    """Print a FLAT program as CUDA C++. `source` is the program before it was flattened, with all dimensions."""
     return _Cuda(program, build, source or program).run()
 
 
@@ -134,9 +132,7 @@ def most_blocks(kernel: Kernel, axis: int) -> int:
 
 
 def may_fold(kernel: Kernel) -> bool:
-    """Return whether a grid may exceed the GPU's block limit in y or z, so that it is folded; clusters stay as they
-    are.
-    """
+    """Return whether a grid may exceed the GPU's block limit in y or z, and is folded; clusters stay as they are."""
     large = any(not (isinstance(n, Const) and int(n.value) <= MOST_BLOCKS) for n in kernel.grid[1:])
     return large and kernel.cluster == (1, 1, 1)
 

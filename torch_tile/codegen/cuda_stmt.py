@@ -265,9 +265,7 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
 
 
 def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
-    """Return the two elements of a local float8 array that a pair of float16 numbers is widened from. None for other
-    values.
-    """
+    """Return the two elements of a float8 array that a pair of float16 numbers is widened from, else None."""
     low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
     if store.buffer.dtype != dt.float16 or not (isinstance(low, Load) and isinstance(high, Load)):
         return None

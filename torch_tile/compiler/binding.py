@@ -150,10 +150,7 @@ def not_a_tensor(name: str, value: object) -> str:
 
 
 def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None = None) -> None:
-    """Raise unless `value` is a tensor of the parameter's dtype and rank on the right device.
-
-    `first` is the name and device of an earlier argument.
-    """
+    """Raise unless `value` is a tensor of the parameter's dtype and rank on `first`'s device (name, device)."""
     import torch
 
     name = param.name

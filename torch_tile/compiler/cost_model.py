@@ -99,9 +99,7 @@ class Estimate:
 
 
 def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
-    """Estimate the time of `program` on a machine of `num_sms` SMs or cores. `sizes` are its run-time
-    sizes, if known.
-    """
+    """Estimate the time of `program` on a machine of `num_sms` SMs or cores. `sizes` are run-time sizes, if known."""
     rates = rates_of(target)
     parts = [_estimate_kernel(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(

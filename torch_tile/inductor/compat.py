@@ -58,10 +58,7 @@ def add_backend(entry: EntryPoint) -> None:
 
 
 def backend_in_use() -> tuple[Any, Mapping[str, Any]]:
-    """Return what compiles the frame that Dynamo traces at present, without wrappers, and the user's options.
-
-    Outside of a trace the backend is None.
-    """
+    """Return what compiles the frame that Dynamo traces (else None), without wrappers, and the user's options."""
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     options: Mapping[str, Any] = {}
     if dynamo is None:
@@ -264,10 +261,7 @@ def decomposed(call: Callable[..., Any], inputs: Sequence[Any]) -> torch.fx.Grap
 
 
 def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """Lower the operations of `call` as part of the graph that is being lowered.
-
-    The call is traced on `fakes`; `inputs` are their values in the graph.
-    """
+    """Lower the operations of `call`, traced on `fakes`, as part of the graph being lowered, on `inputs`."""
     from torch._inductor.virtualized import V
 
     with V.graph.fake_mode, torch.no_grad():

@@ -165,9 +165,7 @@ _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tables of one step
 
 
 def _tables(allocator: Any, kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the table of pages of each sequence, int32 `[B, n]`; None where the keys are not in pages, or all of them
-    are new.
-    """
+    """Return the table of pages of each sequence, int32 `[B, n]`; None for keys without pages, or all new ones."""
     if not getattr(allocator, "supports_block_table", False):
         return None
     given = kwargs.get("block_table")

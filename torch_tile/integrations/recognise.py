@@ -60,9 +60,7 @@ class Plan:
 
 
 def plan_for(module: nn.Module, kinds: Mapping[str, bool]) -> Plan | None:
-    """Return the plan for a layer. Return None if the layer is unknown, or if our layer would compute
-    something else.
-    """
+    """Return the plan for a layer. None if the layer is unknown, or if our layer would compute something else."""
     if "forward" in module.__dict__ or not all(type(p) is nn.Parameter for p in module.parameters(recurse=False)):
         return None  # patched by someone, quantised or distributed
     for kind, make in PLANNERS.items():

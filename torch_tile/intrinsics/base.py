@@ -97,10 +97,7 @@ class Intrinsic:
 
     @property
     def is_grouped(self) -> bool:
-        """Return whether it closes or waits for groups that all threads of a block count alike.
-
-        Bulk stores are not: each thread counts its own.
-        """
+        """Return whether it closes or awaits groups that all threads of a block count alike, as no bulk store does."""
         return self.sync in (Sync.COMMIT, Sync.DRAIN) and self.engine is not Engine.BULK
 
     @property
@@ -129,9 +126,7 @@ class Intrinsic:
         return f"{self.cuda}<{options}>" if options else self.cuda
 
     def build(self, args: Sequence[Any]) -> Expr:
-        """Build a call with the operands converted to the operand type. Plain numbers take the type of the other
-        operands.
-        """
+        """Build a call with operands converted to the operand type. Plain numbers take the other operands' type."""
         if len(args) != self.arity:
             why = f"takes {self.arity} operands, got {len(args)}"
             raise error("bad_argument", None, op=f"T.{self.name}", name="args", why=why, fix="see its documentation")

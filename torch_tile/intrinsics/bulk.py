@@ -35,10 +35,7 @@ def _int(value: Any) -> Expr:
 
 
 def mbarrier_init(barrier: Address, arrivals: int) -> Do:
-    """Initialize a fresh barrier, each of whose phases waits for `arrivals`.
-
-    One thread calls this; `fence_barrier_init` follows.
-    """
+    """Initialize a barrier whose phases wait for `arrivals`, in one thread; `fence_barrier_init` follows."""
     return effect("mbarrier_init", barrier, options=(arrivals,))
 
 

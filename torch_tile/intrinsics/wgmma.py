@@ -64,9 +64,7 @@ class Descriptor:
 
 
 def step_of(a: str, b: str, d: str, target: Target) -> int:
-    """Return the elements of K that one instruction multiplies for these types (dtype names or "tf32"); 0 if
-    `target` has no such instruction.
-    """
+    """Return the elements of K that one instruction multiplies for these dtypes, or "tf32"; 0 for none."""
     return PRODUCTS.get((a, b, d), 0) if target.has_wgmma else 0
 
 

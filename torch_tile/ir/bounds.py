@@ -481,9 +481,7 @@ class Ranges:
         return max(p.atoms(), key=lambda atom: (self._rank(atom), atom))
 
     def _rank(self, atom: int) -> float:
-        """Return the depth at which an atom's innermost variable was bound; a compound atom ranks after its inner
-        atoms.
-        """
+        """Return the depth at which an atom's innermost variable was bound; compound atoms rank after inner ones."""
         inner = self._atoms.table[atom].inner
         return max(map(self._rank, inner)) + 0.25 if inner else self._depth.get(atom, 0)
 

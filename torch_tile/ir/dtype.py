@@ -245,9 +245,7 @@ def name_of(value: object) -> str | None:
 
 
 def to_dtype(value: object) -> DType:
-    """Convert `value` to a DType: one, a name, a dtype of torch or NumPy, or Python's bool/int/float. ValueError
-    otherwise.
-    """
+    """Convert `value` to a DType: one, a name, a dtype of torch or NumPy, or Python's type. Else ValueError."""
     if isinstance(value, DType):
         return value
     python = {bool: bool_, int: int32, float: float32}

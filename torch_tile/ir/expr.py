@@ -745,10 +745,7 @@ def lanewise(function: Callable[..., Any], *args: Any) -> Vector:
 
 
 def converted_by_call(value: Any, dtype: DType) -> Any:
-    """Compute `T.float32(value)`: a name for T.let without a value, else the value in this type.
-
-    A tuple is the lanes of a vector.
-    """
+    """Compute `T.float32(value)`: T.let's name without a value, a vector of a tuple, else the converted value."""
     if value is None:
         return Var("x", dtype, "dim")
     if isinstance(value, Vector):

@@ -26,10 +26,7 @@ INDEX_BITS = 12  # of an index or a size in the products that address memory: fi
 
 
 class IndexValues:
-    """Tell which values are computed from indices and sizes. `names` are the names of such values.
-
-    With `elements`, all names are such but these.
-    """
+    """Tell which values are computed from indices and sizes: those of `names`, or with `elements` all others."""
 
     def __init__(self, names: IdSet[Var] | None = None, elements: IdSet[Var] | None = None):
         self.names: IdSet[Var] = IdSet[Var]() if names is None else names

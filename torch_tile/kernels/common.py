@@ -33,18 +33,14 @@ R = TypeVar("R")
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Return whether the compiler has a target for the tensor's device. On other devices the families run their
-    reference.
-    """
+    """Return whether the compiler has a target for the tensor's device; else the families run their reference."""
     kind = x.device.type
     return kind == "cpu" or (kind == "cuda" and (planned_machine() is not None or _is_ready(x.device.index)))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that runs a kernel: its target, and how many blocks' worth of work it does at once
-    (threads or SMs).
-    """
+    """The machine that runs a kernel: its target, and the blocks of work it does at once (threads or SMs)."""
 
     target: Target
     num_sms: int
@@ -55,9 +51,7 @@ class Machine:
         return self.target.kind == "cuda"
 
     def kernel(self, function: JITFunction) -> Callable[..., Any]:
-        """Compile a kernel function for this machine. While a plan is made, the compiled kernels only note
-        their calls.
-        """
+        """Compile a kernel function for this machine. While a plan is made, compiled kernels only note calls."""
         plan, compiled = current_plan(), function.on(self.target)
         return compiled if plan is None else plan.noting(compiled)
 
@@ -84,9 +78,7 @@ def _target_of(index: int) -> Target:
 
 @cache
 def _is_ready(index: int) -> bool:
-    """Return whether kernels can be compiled for a GPU. It needs tensor cores of Ampere or later, and NVRTC (else it
-    warns).
-    """
+    """Return whether kernels can be compiled for a GPU: Ampere or later, with NVRTC. Warns if that is missing."""
     if torch.version.hip or not _target_of(index).is_supported:
         return False
     try:

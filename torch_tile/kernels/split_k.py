@@ -20,9 +20,7 @@ MOST_AHEAD = 8  # parts of a row that are read together, since memory's latency 
 
 @T.macro
 def read_ahead(parts: Any, iteration: Any, count: int, place: tuple[Any, ...], first: Any, width: int) -> Any:
-    """Read `parts[s, *place, first : first + width]` of the `count` splits of an iteration, with 0 for splits that do
-    not exist.
-    """
+    """Read `parts[s, *place, first : first + width]` of an iteration's `count` splits, 0 for those behind the last."""
     values = [T.alloc_fragment((width,), parts.dtype) for _ in range(count)]
     for n, value in zip(range(count), values, strict=True):
         split = iteration * count + n
@@ -58,10 +56,7 @@ def share_with_cluster(products: Sequence[Any], count: int = 2) -> list[Any]:
 
 @T.macro
 def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
-    """Sum an element of a shared tile over the `count` blocks of the cluster, which have all written the tile.
-
-    One block has no cluster.
-    """
+    """Sum an element of a shared tile over the `count` blocks of the cluster, all of which have written it."""
     total: Any = T.alloc_var(tile.dtype, 0.0)
     for rank in range(count):
         total += T.at_rank(tile[place], rank) if count > 1 else tile[place]

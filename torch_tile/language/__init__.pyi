@@ -546,9 +546,10 @@ def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, dis
 
     Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
 
-    The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
-    or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-    `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
+    The rest says how a GPU moves the data and changes no result. `eviction_policy` says how its caches keep what is
+    read from a tensor: "evict_normal", "evict_first" or "evict_last", or "no_allocate" for what is read once and
+    needs no room in the L1 cache. `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`,
+    `disable_tma`, `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
 
 def copysign(x: Any, y: Any) -> Any:
     """`copysign(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""

@@ -344,9 +344,7 @@ def wgmma_gemm(
 
 
 def _cleared(at: Tracer, accumulator: Tile, condition: Scalar) -> bool:
-    """Return whether a product clears its accumulator itself. Where only the device knows, record an `if` before the
-    product.
-    """
+    """Return whether a product clears its accumulator itself. If only the device knows, record an `if`."""
     holds = truth(condition) if isinstance(condition, Expr) else condition
     if isinstance(holds, Expr) and not isinstance(holds, Const):
         at.emit(If(holds, Block((Fill.build(accumulator, 0),)), Block(())))

@@ -160,9 +160,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def mutable_names(tree: ast.FunctionDef, reads: Reads) -> set[str]:
-    """Find names that need a mutable variable: bound outside a loop and again inside it, and read in a later
-    iteration or after the loop.
-    """
+    """Find names that need a mutable variable: bound outside a loop and inside it, and read later or after it."""
     levels: dict[str, set[tuple[ast.AST, ...]]] = {}
 
     def visit(node: ast.AST, path: tuple[ast.AST, ...]) -> None:
@@ -211,9 +209,7 @@ class Reads:
         return [name for name in self._bound(node.body) if name in read]
 
     def outlives(self, name: str, around: tuple[ast.AST, ...]) -> bool:
-        """Return whether a binding inside these loops and branches may be read later: in another iteration, or after
-        one of the loops.
-        """
+        """Return whether a binding in these loops and branches may be read in another iteration, or after a loop."""
         loops = [node for node in around if isinstance(node, ast.For | ast.While)]
         return bool(loops) and (
             name in self.always

@@ -403,10 +403,7 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, sw
 
 
 def make_mma_swizzle_layout(shared_buf: Handle, is_smooth: bool = False) -> Layout:
-    """Return the swizzled layout of `shared_buf`, a shared tile for ldmatrix, for T.annotate_layout.
-
-    If `is_smooth`, they stay as they are.
-    """
+    """Return the layout for ldmatrix of `shared_buf`, for T.annotate_layout: swizzled unless `is_smooth`."""
     return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
 
 

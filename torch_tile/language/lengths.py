@@ -21,9 +21,7 @@ from torch_tile.tileop.copy.op import Copy
 
 
 def settled(copy: Copy) -> Stmt:
-    """Return a copy unchanged if the sizes of its sides agree; else restrict it to the elements that both sides
-    have.
-    """
+    """Return a copy unchanged if the sizes of its sides agree; else restrict it to what both sides have."""
     src, dst = squeezed(copy.src), squeezed(copy.dst)
     if len(src) != len(dst) or not any(map(_is_open, src, dst)):
         return copy

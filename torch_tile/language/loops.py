@@ -193,9 +193,7 @@ def _warn_of_repeats(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Bloc
 
 
 def _settled(name: str, bound: Expr, body: Block) -> Expr:
-    """Read a bound before the loop if it reads memory that the body mentions. Then the read is ordered
-    before the body.
-    """
+    """Read a bound before the loop if it reads memory that the body mentions, so that it is ordered before."""
     shared = IdSet(load.buffer for load in find(bound, Load) if load.buffer.scope in ("global", "shared"))
     return let(name, bound) if shared.any_in(body) else bound
 
@@ -364,9 +362,7 @@ class Grid(Loop):
 
 
 def grid(*extents: Scalar) -> Loop:
-    """Loop over a box of `extents` by nested loops: `for i, j in T.grid(m, n)`, the last index fastest. Sizes may be
-    symbolic.
-    """
+    """Loop over a box of `extents` by nested loops: `for i, j in T.grid(m, n)`, the last index fastest."""
     if not extents:
         fix = "give at least one extent; the blocks of the grid meet at T.sync_grid()"
         raise error("bad_argument", None, op="T.grid", name="extents", why="is empty", fix=fix)
@@ -398,9 +394,7 @@ class Tiles(Loop):
             yield named if isinstance(names, tuple) or len(named) > 1 else named[0]
 
     def place(self, tile: Expr) -> tuple[Expr, ...]:
-        """Return the coordinates of a tile: panels of `group_size` tiles of the last dimension, and in each panel rows
-        of the others.
-        """
+        """Return the coordinates of a tile: panels of `group_size` tiles of the last dimension, each row by row."""
         *outer, last = self.domain
         if not outer:
             return (tile,)

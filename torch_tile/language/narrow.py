@@ -462,9 +462,7 @@ class _Wide(Rewriter):
         return self(rebuilt(made, span=node.span))  # type: ignore[no-any-return]
 
     def visit_TileOp(self, node: TileOp) -> Stmt:
-        """Let products and selections act on containers as on the type. Refuse other operations: their author must
-        widen.
-        """
+        """Let products and selections act on containers as on the type. Refuse other ops: their author must widen."""
         narrow = [r.buffer for r in find(node, Region) if is_narrow(r.buffer.dtype)]
         if narrow:
             chosen = isinstance(node, Reduce) and node.kind in ORDERED

@@ -288,10 +288,7 @@ class Attributes(Version):
 
 
 class Outside(Version):
-    """What a function reads from its globals and the variables around it.
-
-    A kernel that was compiled for other values is not the kernel for these.
-    """
+    """What a function reads from its globals and outer variables, for which values a kernel was compiled."""
 
     def __init__(self, function: FunctionType):
         super().__init__(function, self.values)

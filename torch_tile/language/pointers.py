@@ -24,10 +24,7 @@ from torch_tile.language.views import view
 
 
 class PointerType:
-    """The annotation `a: T.ptr` of a parameter that is a contiguous tensor of any shape. TIR's name is T.handle.
-
-    `storage_scope` is "global".
-    """
+    """The annotation `a: T.ptr` (TIR: T.handle) of a contiguous tensor of any shape; `storage_scope` is "global"."""
 
     def __call__(self, dtype: Any = None, storage_scope: str = "global") -> PointerType:
         """Return the annotation itself: T.make_tensor declares the element type."""
@@ -46,9 +43,7 @@ handle: PointerType = ptr
 
 
 class Pointer(Handle):
-    """A parameter T.ptr in the author's hands. It has no elements: T.make_tensor makes the buffer that can be
-    indexed.
-    """
+    """A parameter T.ptr in the author's hands. It has no elements: T.make_tensor makes the buffer to index."""
 
     is_declared = False
 

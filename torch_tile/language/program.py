@@ -184,9 +184,7 @@ def _traced(
 def call_arguments(
     function: FunctionType, groups: dict[str, int], values: list[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Split `values` into positional and keyword arguments; `*name` takes `groups[name]` of them, every other name
-    one.
-    """
+    """Split `values` into positional and keyword arguments; `*name` takes `groups[name]`, other names one."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     rest = iter(values)
@@ -374,9 +372,7 @@ def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable
 
 
 def is_computed(value: Any) -> bool:
-    """Return whether an argument is a value read from memory, not a place. A[i, j] may be the head address
-    of a copy.
-    """
+    """Return whether an argument is a value read from memory, not a place. A[i, j] may begin a copy's region."""
     if isinstance(value, Load):
         return value.buffer.scope == "var"
     return isinstance(value, Expr) and contains(value, Load)

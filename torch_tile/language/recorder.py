@@ -198,10 +198,7 @@ class Recorder:
         return tuple(_read_now("t", item) for item in items)
 
     def keeps_item(self, where: Any, key: Any, value: Any) -> bool:
-        """Return whether Python stores `where[key] = value`, and with which value.
-
-        An item of a list or dict that is a T.alloc_var is stored to here.
-        """
+        """Return whether Python stores `where[key] = value`, and the value. A T.alloc_var there is stored to here."""
         self.kept = value
         if not isinstance(where, list | dict):
             return True
@@ -229,10 +226,7 @@ class Recorder:
         return True
 
     def _check_tile(self, name: str, previous: Any, value: Any) -> None:
-        """Refuse to bind a tile's name to a value.
-
-        A value of the tile itself is let through, outside of loops and branches.
-        """
+        """Refuse to bind a tile's name to a value, except, outside of loops and branches, one of the tile itself."""
         if self.tracer.scope is None or not isinstance(previous, Handle) or self.tracer.has_ended(previous.buffer):
             return
         home = self.bound_in.get(name, self.entry)
@@ -354,9 +348,7 @@ class Recorder:
             self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
 
     def end_branch(self, **olds: Callable[[], Any]) -> bool:
-        """End a branch, whose names are now bound to `now`. Return False where Python knew the branch. False where
-        Python knew the branch.
-        """
+        """End a branch, whose names are now bound to `now`. Return False where Python knew the branch."""
         split = self.splits[-1]
         if split is None:
             return False
@@ -497,10 +489,7 @@ class Recorder:
             self.broke = self.broken.pop()
 
     def end_loop(self, **olds: Callable[[], Any]) -> bool:
-        """Return whether a `break` or `continue` left the loop with other values of names than its end has.
-
-        `now` tells the values at the end.
-        """
+        """Return whether a `break` or `continue` left the loop with other values of names than `now`, its end's."""
         self.now = {name: _current(old) for name, old in olds.items()}
         lost = [
             name for n, name in enumerate(olds)
@@ -512,9 +501,7 @@ class Recorder:
         return bool(lost)
 
     def _passes(self, name: str) -> bool:
-        """Return whether a name's number comes from an iteration of an ended loop, so that it is unknown without
-        iterations.
-        """
+        """Return whether a name's number comes from an iteration of an ended loop: unknown without iterations."""
         home = self.bound_in.get(name)
         return home is not None and home.closed and self.now[name] is self.passing.get(name, UNBOUND)
 

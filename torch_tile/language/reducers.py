@@ -189,9 +189,7 @@ class _Part:
 
 
 def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
-    """Plan how to separate the updates of `reducer`. None if they share no element, or the nest does more than update
-    it.
-    """
+    """Plan how to separate the updates of `reducer`. None if they share no element, or are not all of the nest."""
     stores = [n for n in find(nest.body, Store) if n.buffer is reducer]
     loads = [n for n in find(nest.body, Load) if n.buffer is reducer]
     places = [*(n.indices for n in stores), *(n.indices for n in loads)]
@@ -282,9 +280,7 @@ class CommReducer:
 
 
 def comm_reducer(combiner: Callable[[Any, Any], Any], identity: Sequence[Any]) -> CommReducer:
-    """Define a commutative reduction: a `combiner`, as `lambda x, y: x + y`, and its `identity`, a list of its neutral
-    element.
-    """
+    """Define a commutative reduction: a `combiner`, as `lambda x, y: x + y`, and its `identity`, a list."""
     if len(identity) != 1:
         why, fix = f"has {len(identity)} values", "fold one value at a time"
         raise error("bad_argument", None, op="T.comm_reducer", name="identity", why=why, fix=fix)

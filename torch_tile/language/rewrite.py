@@ -277,9 +277,7 @@ class _Reroute(ast.NodeTransformer):
         return stmts
 
     def _place(self, target: Any) -> tuple[list[ast.stmt], Any, Any]:
-        """Split `x.name` or `x[key]` into statements that evaluate x and the key once, the target, and its present
-        value.
-        """
+        """Split `x.name` or `x[key]` into statements that evaluate x and the key once, the target, and its value."""
         parts = {"value": self.visit(target.value)}
         if isinstance(target, ast.Subscript):
             parts["slice"] = self.visit(target.slice)
@@ -356,9 +354,7 @@ class _Reroute(ast.NodeTransformer):
         self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
         end: list[ast.stmt],
     ) -> Any:  # fmt: skip
-        """Double the text of an `if` with a `break`: the `break` must reach the author's loop, without a loop of ours
-        between.
-        """
+        """Double the text of an `if` with a `break`, which must reach the author's loop, with none of ours between."""
         flag = self._name()
         name = ast.Name(flag, ast.Load())
         calls = _call("then", name, *known, at=node.test), _call("otherwise", at=node.test)
@@ -589,9 +585,7 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace the `else` of a loop with a `break` by an `if` after the loop. The `if` asks the recorder how the loop
-    ended.
-    """
+    """Replace the `else` of a loop with a `break` by an `if` after the loop, on how the recorder saw it end."""
     out: list[ast.stmt] = []
     for stmt in stmts:
         out.append(stmt)

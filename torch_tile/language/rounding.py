@@ -39,9 +39,7 @@ def least(to: DType) -> Const:
 
 
 def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None, rbits: Any) -> Expr:
-    """Convert `value` to `to`, rounded by `how` and saturated by `sat`. None asks for nothing special; float8 saturates
-    unless `sat` is False.
-    """
+    """Convert `value` to `to`, rounded by `how` and saturated by `sat`, as float8 is unless `sat` is False."""
     if how is not None and how not in ROUNDINGS:
         why, fix = f"is {how!r}", f"Invalid round: give one of {', '.join(ROUNDINGS)}, or None"
         raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)

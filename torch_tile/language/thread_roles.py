@@ -157,9 +157,7 @@ class _Branches:
             return None
 
     def _parts(self, one: If) -> list[_Part] | None:
-        """Return what each set of warps runs of a branch. Return None unless the branch splits into whole warps and
-        must be split.
-        """
+        """Return what each set of warps runs of a branch; None unless it splits into whole warps and must be split."""
         if not _must_split(one):
             return None
         found = self._split(one, list(range(self.threads)))

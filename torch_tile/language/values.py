@@ -127,9 +127,7 @@ class Handle(NotAValue):
         raise error("region_as_value", None, region=repr(self))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both are one buffer. A comparison with a number is refused: False would silently drop a
-        branch.
-        """
+        """Return whether both are one buffer. Refuse a comparison with a number: False would drop a branch."""
         if is_number(other) or isinstance(other, Expr):
             raise error("region_as_value", None, region=repr(self))
         return self is other

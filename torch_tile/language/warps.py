@@ -32,9 +32,7 @@ def shfl_sync(value: Scalar, lane: Scalar, width: int = WARP, mask: Scalar = FUL
 
 
 def shfl_xor(value: Scalar, lane_mask: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
-    """Return `value` of the lane whose number differs in the bits of `lane_mask`, or the own one outside the group.
-
-    A group has `width` lanes."""
+    """Return `value` of the lane whose number differs by `lane_mask`, in groups of `width`; else the own one."""
     value, bits, width = _operands("T.shfl_xor", value, lane_mask, width, mask)
     got = _made("T.shfl_xor", memory.shuffle_xor(value, bits))
     return got if width == WARP else select(bits < width, got, value)

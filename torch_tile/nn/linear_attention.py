@@ -177,10 +177,7 @@ def chunk_linear_attn(
     normalize: bool = True,
     run: Run = operator,
 ) -> Result:
-    """Compute linear attention without decay.
-
-    normalize divides outputs by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`.
-    """
+    """Compute linear attention without decay. normalize divides by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`."""
     out, state = chunk_gla(q, k, v, no_decay(v), scale, initial_state, output_final_state, run=run)
     if normalize:
         share = v.shape[2] // q.shape[2]
@@ -220,10 +217,7 @@ def chunk_lightning_attn(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """Compute lightning attention (arXiv:2401.04658).
-
-    Head h of H decays by `exp(-8 h / H (1 - layer_idx / num_layers))`.
-    """
+    """Compute lightning attention (arXiv:2401.04658): `exp(-8 h / H (1 - layer_idx / num_layers))` in head h."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = -(8 / v.shape[2] * (1 - layer_idx / num_layers)) * heads
     return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens, run)
@@ -306,10 +300,7 @@ def fused_mul_recurrent_rwkv7(
     cu_seqlens: Tensor | None = None,
     run: Run = operator,
 ) -> Result:
-    """Compute RWKV-7 token after token, from normalized keys kk and their rates a.
-
-    It reads the state by -kk, and adds what it read at `kk a`.
-    """
+    """Compute RWKV-7 by tokens from normalized keys kk and their rates a: reads at -kk, updates at `kk a`."""
     options = scale, initial_state, output_final_state, reverse, cu_seqlens
     return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, *options, run=run)
 

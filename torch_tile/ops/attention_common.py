@@ -278,9 +278,7 @@ class Gradients:
         save_args(ctx, args.forward, args.grad)
 
     def twice(self, ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        """Compute gradients of gradients by autograd of plain torch. `out` and `lse` stand for the inputs of their
-        computation.
-        """
+        """Compute gradients of gradients by autograd of plain torch, which recomputes `out` and `lse`."""
 
         def computed(*tensors: Any) -> list[Tensor]:
             args, (grad,) = restored_args(ctx, tensors)

@@ -47,10 +47,7 @@ def placements(rule: Rule, num_outputs: int, mesh: Any) -> list[tuple[list[Any],
 
 
 def _falls_evenly(parts: int, mesh: Any) -> bool:
-    """Return whether sharding this many parts over the mesh gives all ranks equal shares, or some rank none.
-
-    The latter torch itself refuses.
-    """
+    """Return whether sharding gives all ranks equal shares, or some rank none, which torch itself refuses."""
     sizes = [mesh.size(i) for i in range(mesh.ndim)]
     ranks = (math.prod(some) for n in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, n))
     return all(parts < each or parts % each == 0 for each in ranks)

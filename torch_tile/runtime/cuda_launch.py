@@ -41,10 +41,7 @@ LETTERS = {
 
 
 class Launch(NamedTuple):
-    """One kernel launch of a plan.
-
-    Each argument is (TENSOR or SCALAR, its position among those), (NUMBER, 64 bits) or (MAP, its position in `maps`).
-    """
+    """One launch of a plan, each argument (TENSOR or SCALAR, position), (NUMBER, 64 bits) or (MAP, position)."""
 
     function: int
     grid: tuple[int, int, int]

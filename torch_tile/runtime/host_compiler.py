@@ -172,10 +172,7 @@ def headers_digest() -> str:
 
 @functools.cache
 def find_compiler() -> HostCompiler:
-    """Return the first working compiler of Inductor's setting, `$CXX`, g++ and clang++.
-
-    Raises NoCompilerError if none works.
-    """
+    """Return the first working compiler of Inductor's setting, `$CXX`, g++ and clang++, else NoCompilerError."""
     tried = []
     for command in _candidates():
         if command in tried:

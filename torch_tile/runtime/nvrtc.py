@@ -308,10 +308,7 @@ class NvrtcLibrary(NamedTuple):
 
 @functools.cache
 def find_nvrtc() -> NvrtcLibrary:
-    """Find NVRTC in `$TORCH_TILE_NVRTC`, CUDA wheels, torch's folder or toolkits, or through the loader.
-
-    Raises NoNvrtcError if there is none.
-    """
+    """Find NVRTC in `$TORCH_TILE_NVRTC`, wheels, torch's folder, toolkits or by the loader, else NoNvrtcError."""
     folders = []
     for place in _places():
         if place.is_file():

@@ -54,10 +54,7 @@ class Atomic(RegisteredOp):
     def build(
         cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None, use_tma: bool = False
     ) -> Atomic:  # fmt: skip
-        """Build the op.
-
-        `dst` is an element, a slice or a buffer; `value` is a scalar, or a region of the same shape.
-        """
+        """Build the op. `dst` is an element, slice or buffer; `value` is a scalar, or a region of its shape."""
         known = STORE_ORDERS if cls.kind == "exchange" else ORDERS
         order = check_order(f"T.{cls.op_name}", memory_order or "relaxed", known)
         target = region_of(dst)
@@ -126,10 +123,7 @@ class Atomic(RegisteredOp):
         return ordered(parallel(extents, one) if extents else one(()), self.memory_order)
 
     def evaluate(self, env: Env) -> None:
-        """Update the region in float64 or int64.
-
-        The interpreter runs blocks one after another, so a plain update is atomic.
-        """
+        """Update the region in float64 or int64. Blocks run one after another, so plain updates are atomic."""
 
         old = env.read(self.dst)
         if isinstance(self.value, Expr):

@@ -66,10 +66,7 @@ class RegisteredOp(TileOp):
         raise self._lacks("lower_cpu", "the CPU")
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Return the op's demands on its buffers that follow from `known`.
-
-        Inference calls this again as more layouts become known.
-        """
+        """Return the demands on the op's buffers by `known`; called again as more layouts become known."""
         raise self._lacks("infer_layout", "GPUs")
 
     def as_loop(self) -> For | None:
@@ -288,9 +285,7 @@ def conjunction(conditions: Sequence[Expr]) -> Expr:
 
 
 def aligned_run(buffer: Buffer) -> int:
-    """Return a length of runs along the last dimension of an on-chip buffer: each multiple of the length starts a
-    contiguous run.
-    """
+    """Return a length of runs along the last dimension of an on-chip buffer, each aligned and contiguous."""
     layout = buffer.layout
     if layout is None:
         shape = buffer.static_shape

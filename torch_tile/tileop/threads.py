@@ -24,10 +24,7 @@ from torch_tile.ir.stmt import For, Role
 
 @dataclass(frozen=True)
 class Demand:
-    """A tile op's demand that `buffer` has `layout`; `required` if the op cannot work otherwise.
-
-    `why` names the reason.
-    """
+    """A tile op's demand that `buffer` has `layout`, by reason `why`; `required` if it has no other way."""
 
     buffer: Buffer
     layout: Layout

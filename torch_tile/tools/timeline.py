@@ -55,10 +55,7 @@ def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
 
 
 def picture(events: list[Event]) -> str:
-    """Draw events as bars, one row for each role and engine. A row has as many lines as bars lie beside each other.
-
-    Returns "" if there are none.
-    """
+    """Draw events as bars, a row for each role and engine, with lines as bars overlap; "" without events."""
     if not events:
         return ""
     end = max(e.end for e in events)

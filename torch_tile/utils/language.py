@@ -30,9 +30,7 @@ def is_global(buffer: Any) -> bool:
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
-    """Return whether a buffer lies in shared memory, all of which is sized at the launch: False without
-    `allow_dynamic`.
-    """
+    """Return whether a buffer lies in shared memory, which a launch sizes: False without `allow_dynamic`."""
     return allow_dynamic and buffer_of(buffer).scope == SPELLINGS["shared"]
 
 

@@ -44,10 +44,7 @@ def ready() -> Any:
 
 
 def warm() -> None:
-    """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it.
-
-    The launcher of kernels is built at the same time.
-    """
+    """Start Inductor's workers, which takes seconds, let them import the compiler, and build the launcher."""
     build_ahead()
     try:
         if (found := compat.worker_pool(ready=False)) is not None:

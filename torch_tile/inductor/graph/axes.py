@@ -165,9 +165,7 @@ def _step(node: Node, groups: list[Group]) -> list[Group] | None:
 
 
 def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
-    """Return the dimensions under a `repeat`. An output dimension is (copies, own size), row-major; the input has the
-    latter.
-    """
+    """Return the dimensions under a `repeat`, whose output dimensions are (copies, own size), row-major."""
     source: list[Group] = []
     for group, size in zip(groups[len(groups) - len(sizes) :], sizes, strict=True):
         cut = regroup(group, [quotient(extent(group), size), size])

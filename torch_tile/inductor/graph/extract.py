@@ -63,9 +63,7 @@ def is_fused(node: Node) -> bool:
 
 
 def is_read_in_registers(node: Node) -> bool:
-    """Return whether Inductor would fuse all readers of the node. Then the node is never rounded to its dtype, nor
-    stored.
-    """
+    """Return whether Inductor would fuse all readers of the node, so that it is neither rounded nor stored."""
     readers = list(node.users)
     for reader in readers:  # grows meanwhile
         if is_call(reader, *LAYOUT, *PARTS):

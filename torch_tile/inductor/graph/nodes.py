@@ -141,10 +141,7 @@ def bind(node: Node, to: Callable[..., Args]) -> Args: ...
 
 
 def bind(node: Node, to: Callable[..., Any] | None = None) -> Any:
-    """Return the arguments of a call of one of our operators, by name and with their defaults.
-
-    to: the argument class of the operator; it types the result.
-    """
+    """Return the arguments of a call of one of our operators by name, with defaults, in the class `to`."""
     operator = operator_of(node.target)
     if operator is None or (to is not None and getattr(to, "__origin__", to) is not operator.args):
         raise TypeError(f"{name_of(node)} has no arguments of class {getattr(to, '__name__', to)}")
@@ -239,9 +236,7 @@ def _converted(number: float, kind: torch.dtype) -> float:
 
 
 def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
-    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order. None for other
-    nodes.
-    """
+    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in any order, else None."""
     if not is_call(node, *targets) or len(node.args) < 2 or node.kwargs.get("alpha", 1) != 1:
         return None
     x, y = node.args[0], node.args[1]

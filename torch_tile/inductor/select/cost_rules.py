@@ -48,10 +48,7 @@ def rule(choice: str, tensor: Node, **quantities: float) -> Any:
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
-    """Return the reason why a product with an epilogue beats products and a pointwise kernel.
-
-    Empty if only a contest can tell.
-    """
+    """Return the reason why a product with an epilogue beats products and a pointwise kernel, "" if unknown."""
     op = _only(nodes, gemm)
     if op is None:
         return ""
@@ -65,10 +62,7 @@ def with_epilogue(nodes: Sequence[Node]) -> str:
 
 
 def of_scores(nodes: Sequence[Node]) -> str:
-    """Return the reason why attention beats two products and a softmax that store its scores.
-
-    Empty if only a contest can tell.
-    """
+    """Return the reason why attention beats two products and a softmax that store scores, "" if unknown."""
     op = _only(nodes, *ATTENTION)
     if op is None:
         return ""
@@ -78,10 +72,7 @@ def of_scores(nodes: Sequence[Node]) -> str:
 
 
 def of_latents(nodes: Sequence[Node]) -> str:
-    """Return the reason why decoding with latent attention beats three products and a softmax.
-
-    Empty if only a contest can tell.
-    """
+    """Return the reason why latent decoding beats three products and a softmax, or "" if only a contest can tell."""
     op = _only(nodes, torch.ops.tile.mla_decode.default)
     if op is None:
         return ""
@@ -97,10 +88,7 @@ def of_latents(nodes: Sequence[Node]) -> str:
 
 
 def _has_large_tiles(op: Node) -> bool:
-    """Return whether decoding launches a kernel with the best tiles for Hopper.
-
-    The widest latents leave room for small tiles only.
-    """
+    """Return whether decoding launches a kernel with Hopper's best tiles, as all but the widest latents do."""
     from torch_tile.inductor.compile_ahead.kernels import plan_of  # not before: they bring the compiler along
     from torch_tile.kernels.common import Machine
     from torch_tile.kernels.mla.spec import HOPPER, SHORT
@@ -146,20 +134,14 @@ def _only(nodes: Sequence[Node], *targets: Any) -> Node | None:
 
 
 def _is_even(operand: Node) -> bool:
-    """Return whether bulk copies can read a matrix.
-
-    They need rows that begin at multiples of 16 bytes, dense along one dimension.
-    """
+    """Return whether bulk copies can read a matrix: rows from multiples of 16 bytes on, one dense dimension."""
     dense = [s for s in val(operand).stride()[-2:] if known(s == 1)]
     others = [s for s in val(operand).stride() if not known(s == 1)]
     return bool(dense) and all(known(s % ALIGNED == 0) for s in (*others, val(operand).storage_offset()))
 
 
 def _verdict(op: Node, moved: int, share: float | None, why: str) -> str:
-    """Return `why`, with times, if moving `moved` elements takes at least this share of the products' time.
-
-    Else return an empty text.
-    """
+    """Return `why`, with times, if moving `moved` elements takes this share of the products' time, else ""."""
     tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
     peak = measured(tensor.device)
     if peak is None or share is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:

@@ -67,10 +67,7 @@ def peak_of(device: torch.device | None) -> Peak | None:
 
 
 def cost_of(nodes: Sequence[Node]) -> Cost | None:
-    """Count the least cost of a subgraph; None unless it has exactly one counted operation.
-
-    Symbols take the value of the trace.
-    """
+    """Count the least cost of a subgraph, symbols as traced; None unless it has exactly one counted operation."""
     ops = [n for n in nodes if n.op == "call_function" and is_counted(n)]
     if len(ops) != 1:
         return None

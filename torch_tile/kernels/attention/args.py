@@ -88,9 +88,7 @@ class VarlenArgs(NamedTuple, Generic[V]):
 
 
 class VarlenBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.attention_varlen_backward`: arguments and results of the forward, and the gradient of its
-    result.
-    """
+    """Arguments of `tile.attention_varlen_backward`: those and the results of the forward, and the gradient."""
 
     grad: V
     q: V
@@ -206,9 +204,7 @@ class BlockSparseArgs(NamedTuple, Generic[V]):
 
 
 class BlockSparseBackwardArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.attention_block_sparse_backward`: arguments and results of the forward, and the gradient of
-    its result.
-    """
+    """Arguments of `tile.attention_block_sparse_backward`: those and results of the forward, and the gradient."""
 
     grad: V
     q: V

@@ -40,9 +40,7 @@ def empty_beside(q: torch.Tensor, width: Any, dtype: torch.dtype | None = None) 
 
 
 def placed_beside(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Copy `values` into a tensor of q's dtype, laid out as `empty_beside` lays it out. Only the last dimension may
-    differ from q's shape.
-    """
+    """Copy `values` into a tensor of q's dtype, laid out by `empty_beside`. Only the last dimension may differ."""
     return empty_beside(q, values.shape[-1]).copy_(values)
 
 

@@ -90,9 +90,7 @@ def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: str) 
 
 
 def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str = "") -> Gradients:
-    """Compute the gradients of `reference` in the dtype of the sums. A hidden score has gradient 0, even where its
-    slope is infinite.
-    """
+    """Compute the gradients of `reference` in the dtype of sums. Hidden scores have gradient 0 at any slope."""
     q, k, v, score = args.q, args.k, args.v, args.score
     offset: Any = args.q_offset
     compute = compute_dtype(q.dtype)
@@ -233,9 +231,7 @@ class Tilings:
 
 
 def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
-    """Choose the tilings of the dq and dk/dv kernels for a problem; None if none fits. Return None if even the smallest
-    tiles do not fit the head size.
-    """
+    """Choose the tilings of the dq and dk/dv kernels for a problem; None if even the smallest do not fit."""
     return _tilings_for(spec, typical(problem), machine)
 
 
@@ -393,9 +389,7 @@ MMA_ROWS = 16  # of a warp's products by mma.sync
 
 
 def footprint(config: Config, spec: Spec, outputs: Sequence[str], bulk: bool) -> Footprint:
-    """Compute the shared memory of a block: its own tiles, the tiles of each step, exchanged weights and staged
-    results.
-    """
+    """Compute the shared memory of a block: own tiles, tiles of each step, exchanged weights and staged results."""
     own, step = _sides(config, outputs)
     both, bits = (spec.tile_d, spec.tile_dv), 8 * spec.dtype.itemsize
     tiles = [Tile(own, n, bits, parts=(Part.BEFORE, Part.LOOP)) for n in (both[:1] if outputs == ("dv",) else both)]

@@ -99,9 +99,7 @@ def scores(args: AttentionArgs[torch.Tensor]) -> torch.Tensor:
 
 
 def softmax_with_lse(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the softmax over the last dimension and its log-sum-exp. A row of `-inf`, or without keys, gives 0 and
-    `-inf`.
-    """
+    """Compute the softmax over the last dimension and its log-sum-exp. A row without keys gives 0 and `-inf`."""
     lse = torch.logsumexp(s, -1)
     # Not exp(s - lse): where all scores are as low as numbers go, lse has no digit left for their count.
     empty = (lse == float("-inf")).unsqueeze(-1)
@@ -392,9 +390,7 @@ def attention(
     args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None = None,
     splits: int = 0,
 ) -> bool:  # fmt: skip
-    """Compute attention as `reference` does. `config` overrides the choice of `config_for`, and `splits` the number of
-    splits.
-    """
+    """Compute attention as `reference` does. `config` overrides `config_for`, and `splits` the number of splits."""
     return not (out if lse is None else lse).numel() or run(args, out, lse, machine_of(args.q), config, splits)
 
 

@@ -99,9 +99,7 @@ class Fp8Spec:
 
 @library_jit
 def transpose_values(width: int, vector: int) -> Any:
-    """Build the kernel that transposes values, as bytes `[B, H, S, Dv]`, to `[B, H, Dv, S rounded up]`, with keys in
-    the order of `key_at`.
-    """
+    """Build the kernel that transposes the bytes of values `[B, H, S, Dv]`, with keys in the order of `key_at`."""
     batch, heads, length = T.dynamic("batch, heads, length")
     d, padded = dynamic("d", vector), dynamic("padded", EACH)
 

@@ -273,9 +273,7 @@ class ConsumerWarpgroup:
 
     @T.macro
     def make_gradients(self, iteration: Any, more: bool) -> None:
-        """Make the gradients of scores, and add up dv, dk, and dq of the iteration before. With `more`, start the next
-        iteration's scores.
-        """
+        """Make the gradients of scores, and add up dv, dk and the last dq. With `more`, start the next scores."""
         stage, _ = self.iterations.phase(iteration)
         version = iteration % 2
         T.wgmma_gemm(self.p_rounded, self.grad[stage, :, :], self.dv)

@@ -47,9 +47,7 @@ class Operand:
         return self.aligned and self.dims[-1:] in ("q", "k")
 
     def tile(self, queries: int, keys: int) -> tuple[int, ...]:
-        """Return the shape of an operand's tile. A tile of one dimension has whole 128 bytes, where bulk copies of its
-        versions begin.
-        """
+        """Return the shape of an operand's tile. One of one dimension has whole 128 bytes, as bulk copies want."""
         if self.dims.endswith("qk"):
             return queries, keys
         return (round_up(keys if self.dims[-1] == "k" else queries, 128 // self.stored.itemsize),)

@@ -47,9 +47,7 @@ class Rows:
         return torch.where(here, found, 0).transpose(1, 2)
 
     def unpad(self, x: torch.Tensor, count: Any, fill: float = 0.0) -> torch.Tensor:
-        """Gather `[B, H, most, ...]` back into `count` ragged rows `[count, H, ...]`. Rows behind the last sequence are
-        `fill`.
-        """
+        """Gather `[B, H, most, ...]` into `count` ragged rows `[count, H, ...]`. Rows behind the last get `fill`."""
         row = torch.arange(count, device=x.device)
         ends = self.cu_seqlens[1:].contiguous().to(row.dtype)
         sequence = torch.searchsorted(ends, row, right=True)

@@ -78,9 +78,7 @@ def _wide_pages(args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
 
 
 def gradients(grad: torch.Tensor, args: PagedArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients of `reference` in q, k_pages and v_pages, in the dtype of sums. Pages that several
-    sequences share sum them up.
-    """
+    """Compute the gradients of `reference` in q, k_pages and v_pages, summed over sequences, in the dtype of sums."""
     rows = _rows(args)
     dq, dk, dv = padded.gradients(grad.transpose(1, 2) if rows is None else rows.pad(grad), _padded(args))
     dq = dq.transpose(1, 2) if rows is None else rows.unpad(dq, args.q.shape[0])
@@ -97,9 +95,7 @@ def _scatter(grad: torch.Tensor, pages: torch.Tensor, block_tables: torch.Tensor
 
 
 def _gather(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
-    """Gather pages `[pages, page, Hkv, D]` by the block table into dense keys `[B, Hkv, S, D]`. Entries of the table
-    that no page has read some page.
-    """
+    """Gather pages `[pages, page, Hkv, D]` by the table into keys `[B, Hkv, S, D]`; bad entries read some page."""
     (batch, columns), (count, page, heads, width) = block_tables.shape, pages.shape
     if not count:
         return pages.new_zeros((batch, heads, 0, width))

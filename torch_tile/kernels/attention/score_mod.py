@@ -58,9 +58,7 @@ def as_mask(args: AttentionArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
 
 @functools.lru_cache(maxsize=256)
 def split_gain(text: str) -> tuple[Epilogue, float]:
-    """Split a score text into a program and a positive constant factor of its result. The end of a soft cap has such a
-    factor.
-    """
+    """Split a score text into a program and a positive constant factor of its result, as a soft cap has."""
     program = parse(canonical(text))
     *rest, last = program.statements or (None,)
     if last is not None and last.name == program.result and last.function == "mul":

@@ -38,9 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences lie in memory: dense or ragged, with contiguous keys or keys in pages of `page` positions (0:
-    none).
-    """
+    """How sequences lie in memory: dense or ragged, keys contiguous or in pages of `page` positions (0: none)."""
 
     ragged: bool = False
     page: int = 0
@@ -173,9 +171,7 @@ def after(first: Any, number: Any) -> Any:
 
 
 def _page(given: Given, x: Any, span: Span, column: Any) -> Any:
-    """Return the page number in a column of the table, clamped to pages that exist. Whatever the table says, it is one
-    of those that exist.
-    """
+    """Return the page number in a column of the table, clamped to pages that exist."""
     inside = T.min(column, given.table.shape[1] - 1)
     return T.clamp(given.table[span.sequence, inside], 0, x.shape[0] - 1)
 

@@ -162,9 +162,7 @@ def probability(spec: Spec, score: Any, unit: Any, row_lse: Any, *mask: Any) -> 
 def weigh(
     spec: Spec, product: Any, scale: Any, row_lse: Any, held: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
 ) -> Any:
-    """Compute the probability of row i and key j, and its products with a score function's derivatives. Keys count
-    from `first`.
-    """
+    """Compute the probability of row i and key j, and its products with a score function's derivatives."""
     mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
     bias = [x.element(here, i, j, first) for x in mask]
     if not spec.score:

@@ -82,10 +82,7 @@ class Config:
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 
     def tile(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
-        """Return the block of rows and the head that a persistent block takes in its wave; the longest come first.
-
-        A head has `blocks`, all heads `tiles`.
-        """
+        """Return the rows and the head that a persistent block takes in its wave, longest first, of `tiles` in all."""
         if self.paired and self.rounds_by_length:
             return self._pairs_then_by_length(wave, block, blocks, heads, tiles)  # type: ignore[no-any-return]
         if self.paired:
@@ -237,9 +234,7 @@ class Spec:
         return split_gain(self.score)[1] if self.score else scale
 
     def out_type(self, shape: Sequence[Any]) -> Any:
-        """Return the type of the result, dense in some order. Each stride but the last is a multiple of the last
-        dimension.
-        """
+        """Return the type of the result, dense in some order. Each stride is a multiple of the last dimension."""
         return strided("out", shape, self.dtype, multiple=self.tile_dv if self.exact else self.vector)
 
     def key_blocks(
@@ -338,7 +333,5 @@ def spec_of(
 
 
 def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:
-    """Return whether kernels are compiled for queries at any offset. An offset known at run time only may be any
-    number.
-    """
+    """Return whether kernels are compiled for queries at any offset, as one that is known at run time only."""
     return window > 0 or (causal and not (isinstance(q_offset, int) and q_offset == 0))

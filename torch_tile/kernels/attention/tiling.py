@@ -201,9 +201,7 @@ def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 
 
 def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
-    """Return whether sums and tiles fit. Operand tiles are counted with fewer stages, which the compiler then takes
-    itself.
-    """
+    """Return whether sums and tiles fit, counting the fewer stages that the compiler would then take."""
     held = config.block_q * (config.block_kv * 3 // 2 + spec.tile_dv) // config.threads
     config = replace(config, staged=True, through_queries=_through_queries(spec))
     tried = config, replace(config, stages=1, tiled=True)

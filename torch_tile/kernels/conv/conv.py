@@ -39,10 +39,7 @@ TIME, HEIGHT, WIDTH = range(3)
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `activation(conv(x, weight) + bias) + residual` in float32 (float64 for float64 x), rounded once.
-
-    Takes the arguments of `ConvArgs`.
-    """
+    """Compute `activation(conv(x, weight) + bias) + residual` in float32 (float64 for float64), rounded once."""
     args: ConvArgs[torch.Tensor] = ConvArgs(*given, **named)
     return _in_torch(args, compute_dtype(args.x.dtype))
 

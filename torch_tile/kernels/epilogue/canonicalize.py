@@ -103,9 +103,7 @@ class _Graph:
         return value if isinstance(value, float) else None
 
     def _simplify(self, function: str, operands: tuple[int, ...]) -> int | None:
-        """Return an equal, simpler node if a rule knows one. It is never a literal, which could not be an epilogue's
-        result.
-        """
+        """Return an equal, simpler node if a rule knows one. It is never a literal, which is no epilogue's result."""
         if all(self._literal(i) is not None for i in operands):
             return None
         found = self._identity(function, operands)
@@ -161,9 +159,7 @@ class _Graph:
         return self.make("sigmoid", self.make("neg", self._nodes[atoms[0]][1][0]))
 
     def _polynomial(self, index: int, opaque: int = -1) -> Polynomial:
-        """Return the node as a sum of products of atoms. `opaque`, and a node that is no small polynomial, are one
-        atom.
-        """
+        """Return the node as a sum of products of atoms. `opaque` ones, and no small polynomials, are one atom."""
         if (index, opaque) not in self._polynomials:
             self._polynomials[index, opaque] = self._expand(index, opaque)
         return self._polynomials[index, opaque]
@@ -223,9 +219,7 @@ class _Graph:
         return None
 
     def _is(self, index: int, wanted: Operand, statements: dict[str, Statement], found: dict[str, int]) -> bool:
-        """Return whether a node computes `wanted` of the statements. Inputs match any node, and `found`
-        records which.
-        """
+        """Return whether a node computes `wanted` of the statements. Inputs match any node; `found` records which."""
         if isinstance(wanted, float):
             literal = self._literal(index)
             return literal is not None and math.isclose(literal, wanted, rel_tol=1e-6)

@@ -57,8 +57,6 @@ def _quotient(statement: Statement, operands: Sequence[Any]) -> Any:
 
 @T.macro
 def activate(name: str, value: Any, quick: bool = False) -> Any:
-    """Apply an activation of `epilogue.ACTIVATIONS` to one element. Set `quick` if the result is rounded to 16 bits or
-    fewer.
-    """
+    """Apply an activation of `epilogue.ACTIVATIONS` to one element; `quick` for results of at most 16 bits."""
     x = value
     return x if name == "none" else (QUICK if quick else FUNCTIONS)[name](x)

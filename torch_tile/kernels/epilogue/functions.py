@@ -18,9 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function of the table. Operands are other calls, numbers, or values of the reader (nodes
-    of a graph).
-    """
+    """A call of a function of the table. Operands are other calls, numbers, or values of the reader (nodes)."""
 
     function: str
     operands: tuple[Any, ...]
@@ -31,9 +29,7 @@ class Call:
             yield from x.leaves() if isinstance(x, Call) else (x,)
 
     def reduce(self, leaf: Callable[[Any], Value], apply: Callable[[str, Sequence[Value]], Value]) -> Value:
-        """Evaluate the call: `leaf` values the leaves in order, and `apply` takes a function's name and
-        operand values.
-        """
+        """Evaluate the call: `leaf` values leaves in order, and `apply` takes a function's name and operand values."""
         values = [x.reduce(leaf, apply) if isinstance(x, Call) else leaf(x) for x in self.operands]
         return apply(self.function, values)
 
@@ -201,9 +197,7 @@ def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
 
 
 def _tile_mish(T: Any, a: Any) -> Any:
-    """Compute mish: with e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2). It is 1 from 40 on, in float64
-    too.
-    """
+    """Compute mish: with e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2), and 1 from 40 on."""
     e = T.exp(T.if_then_else(a > 40.0, 40.0, a))
     n = e * (e + 2.0)
     return a * (n / (n + 2.0))

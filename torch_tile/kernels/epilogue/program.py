@@ -60,9 +60,7 @@ class Epilogue:
         return ";".join([*map(str, self.statements), f"ret {self.result}"])
 
     def inputs(self, prefix: str) -> set[int]:
-        """Return the numbers of the products (`prefix="acc"`), auxiliary operands (`"x"`) or indices (`"i"`) that the
-        program reads.
-        """
+        """Return the numbers of the products ("acc"), operands ("x") or indices ("i") that the program reads."""
         names = [self.result, *(o for s in self.statements for o in s.operands if isinstance(o, str))]
         matches = (_INPUT.fullmatch(name) for name in names)
         return {int(m[2]) for m in matches if m and m[1] == prefix}

@@ -179,9 +179,7 @@ def multiply(
 def widened(
     spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool, table: Any
 ) -> Any:
-    """Unpack and scale the weights of a piece, into registers or shared memory. Their scales are left out if sums are
-    scaled instead.
-    """
+    """Unpack and scale the weights of a piece, into registers or shared memory; unscaled if sums are scaled."""
     (rows, piece), (scale, zero), fields = shape, factors, spec.storage.fields
     # Exact products of float32 have no tensor core and take their operands from shared memory.
     alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
@@ -249,10 +247,7 @@ class Factors:
                 T.copy(given[(*self.matrix, *kind.place(self.row, group // kind.together))], ahead)
 
     def advance(self, next_step: Any, within: Any) -> list[list[Any]]:
-        """Return the scales and zeros of each run of a span's step `within`, and begin to load the next step's.
-
-        None stands for missing factors.
-        """
+        """Return the scales and zeros (or None) of a span's step `within` by runs, and load the next step's."""
         group = self.storage.first_group(within, self.step, self.start)
         for kind, _, ahead, runs, copied in filter(None, self.found):
             for number, now in enumerate(runs):
@@ -280,9 +275,7 @@ def spans_of(config: Config, spec: Spec, k: Any) -> Any:
 
 @library_jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile; tiles of the same weights
-    come in a row.
-    """
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile, those of a weight in a row."""
     bm, bn = config.block_m, config.block_n
     m, n, k, a_type, types = spec.types()
 
@@ -301,9 +294,7 @@ def dequant_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def split_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
-    added.
-    """
+    """Build the split-K kernel for few tiles and a long K: `splits` blocks store partial sums of each tile."""
     bm, bn = config.block_m, config.block_n
     splits = T.dynamic("splits")
     m, n, k, a_type, types = spec.types()
@@ -530,9 +521,7 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
-    """Choose a tiling for few rows: long rows of weights in each step. Few tiles are made smaller, and blocks share the
-    sum.
-    """
+    """Choose a tiling for few rows: long rows of weights in each step. Few tiles are smaller, and sums shared."""
     block_m, clusters = max(8, power_of_two(problem.m)), machine.target.has_clusters
     fills = -(-problem.n // 128) * 5 >= machine.num_sms * 3
     if clusters and not fills and (found := _in_clusters(block_m, problem, machine)) is not None:
@@ -632,9 +621,6 @@ def footprint(
 
 
 def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the relative time of all tiles: waves of blocks times the rows of a in a tile.
-
-    Smaller tiles reuse fewer unpacked weights.
-    """
+    """Estimate the relative time of all tiles: waves times the rows of a. Small tiles reuse fewer weights."""
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     return -(-tiles // machine.num_sms) * (config.block_m + 32)

@@ -30,9 +30,7 @@ from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_o
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
-    """View the auxiliary operands in shapes that broadcast to the product. Kind `s` becomes 0-d; the other kinds
-    already broadcast.
-    """
+    """View the auxiliary operands in shapes that broadcast to the product. Kind `s` becomes 0-d."""
     return [x.reshape(()) if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
@@ -176,9 +174,7 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def split_matmul(config: Config, spec: Spec) -> Any:
-    """Build the split-K kernel for few tiles and a long K. `splits` blocks store partial sums of a tile, which are then
-    added.
-    """
+    """Build the split-K kernel for few tiles and a long K: `splits` blocks store partial sums of each tile."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
     splits = T.dynamic("splits")
@@ -209,9 +205,7 @@ def split_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def cluster_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel for few tiles and a long K: the blocks of a cluster split K and reduce through distributed
-    shared memory.
-    """
+    """Build the kernel for few tiles and a long K: a cluster's blocks split K and reduce in shared memory."""
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     batch, m, n, k = spec.sizes()
     a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
@@ -319,9 +313,7 @@ def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None)
 def as_batches(
     a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Give a, bs and out one batch dimension. Batches that share their bs become rows of one matrix if
-    views allow it.
-    """
+    """Give a, bs and out one batch dimension. Batches that share bs become rows of a matrix if views allow it."""
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
     if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tco"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)

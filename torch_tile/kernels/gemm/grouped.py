@@ -56,10 +56,7 @@ def by_groups(
     group: torch.Tensor, a: torch.Tensor, columns: int, count: int, groups: int,
     terms: Callable[[int], Sequence[torch.Tensor]],
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Give every row its own group's of the products `[S, columns]` that `terms` computes of all rows.
-
-    Rows behind the last group get zeros.
-    """
+    """Give every row its group's of the products `[S, columns]` of all rows by `terms`; rows behind get zeros."""
     products = [a.new_zeros((a.shape[0], columns), dtype=compute_dtype(a.dtype)) for _ in range(count)]
     for g in range(groups):
         products = [torch.where(group == g, term, p) for term, p in zip(terms(g), products, strict=True)]
@@ -75,9 +72,7 @@ def finished(
 
 
 def of_rows(aux: Sequence[torch.Tensor], kinds: str, group: torch.Tensor) -> tuple[list[torch.Tensor], str]:
-    """Give every row its own row of the operands of kind `g`, which become of kind `t`. Rows behind the last group get
-    zeros.
-    """
+    """Give every row its own row of operands of kind `g`, which become `t`. Rows behind the last get zeros."""
     rows = [
         torch.cat([x, x.new_zeros((1, x.shape[1]))])[group[:, 0]] if kind == "g" else x
         for x, kind in zip(aux, kinds, strict=True)

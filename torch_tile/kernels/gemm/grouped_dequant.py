@@ -53,10 +53,7 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
 
 @library_jit
 def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
-    """Build the kernel `out = epilogue(a @ w0[group]^T, ..., aux)`. Each block makes one tile.
-
-    Tiles of the same weights come in a row.
-    """
+    """Build the kernel `out = epilogue(a @ w0[group]^T, ..., aux)`, a tile a block, those of a weight in a row."""
     bm, bn = config.block_m, config.block_n
     groups, tiles = T.dynamic("matrices, tiles")
     m, n, k, a_type, types = spec.types(groups)

@@ -175,9 +175,7 @@ def k_grouped_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the products as `reference` does. `config` overrides the choice of `tiling_for`. `out` may be given,
-    contiguous.
-    """
+    """Compute the products as `reference` does. `config` overrides `tiling_for`. `out` may be given, contiguous."""
     if not has_kernels(a):
         return into(out, reference(a, b, offsets, dtype))
     if out is None:

@@ -190,10 +190,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of `width` columns from `start` on, which a step unpacks at once.
-
-    It lies in one run of `columns` columns, whose scales are fetched together.
-    """
+    """A range of `width` columns from `start` on, unpacked at once, within one run of `columns` columns."""
 
     start: int
     width: int
@@ -257,9 +254,7 @@ class Spec:
         return self.storage.aligned and self.operand.itemsize == 2 and long
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and the types of all other operands. Several matrices have a
-        type each.
-        """
+        """Return m, n and k of a problem, the type of a, and those of all other operands, one for each matrix."""
         storage = self.storage
         wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)

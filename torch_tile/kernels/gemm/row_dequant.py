@@ -106,9 +106,7 @@ def add_step(
     config: Config, spec: Spec, row: Any, matrices: Sequence[Any], table: Any, products: Sequence[Any], step: Any,
     following: tuple[Any, Any],
 ) -> None:  # fmt: skip
-    """Add the products of one step, and begin to load the `following` one: the first row of its weights, and its
-    number.
-    """
+    """Add the products of a step, and begin to load the `following` one: its weights' first row, and its number."""
     width = spec.storage.group
     for number, _ in enumerate(matrices[0].groups):
         loaded, columns = (T.alloc_fragment((SLICES, width), spec.operand) for _ in range(2))

@@ -98,9 +98,7 @@ class Scale:
 
     @staticmethod
     def of(scale: torch.Tensor, rows: int, columns: int, bulk: bool = False) -> tuple[Scale, torch.Tensor]:
-        """Describe scales of `rows x columns` numbers, and return them in memory order. `bulk`: if bulk copies are
-        there.
-        """
+        """Describe scales of `rows x columns` numbers, and return them in memory order. `bulk`: for bulk copies."""
         transposed = is_unit(scale.mT) and not is_unit(scale)
         shared = 0 if scale.shape[-2] == 1 else 1 if scale.shape[-2] == rows else GROUP
         grouped = columns > GROUP and scale.shape[-1] > 1
@@ -170,10 +168,7 @@ class Spec:
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, and the types of a, b, their scales and all other operands.
-
-        There is one b, or so many `matrices`.
-        """
+        """Return m, n and k of a problem, and the types of a, b (or so many `matrices`), scales and other operands."""
         vector = self.product.vector
         m, n, k = T.dynamic("m"), dynamic("n", self.pieces), dynamic("k", vector)
         a = strided("a", (m, k), self.stored[0], multiple=vector)
@@ -360,9 +355,7 @@ def leave(
     config: Config, spec: Spec, product: Any, ends: Ends, operands: Sequence[Any], buffers: Sequence[Any],
     out: Any, row: Any, col: Any, end: Any = None, matrix: tuple[Any, ...] = (),
 ) -> None:  # fmt: skip
-    """Store a tile of the result, its rows before `end` if given: by panels of columns through shared memory if there
-    are `buffers`.
-    """
+    """Store a tile of the result, rows before `end` if given: through shared memory if there are `buffers`."""
     rows, (width, panels) = config.block_m, panels_of(config, spec.product.out_dtype.itemsize)
     ends.share()
     if buffers:

@@ -31,9 +31,7 @@ class Aux:
 
     @staticmethod
     def of(x: torch.Tensor, kind: str, pieces: bool) -> Aux:
-        """Describe a tensor as an operand. Rows are read in `pieces` of 16 bytes where possible, columns element by
-        element.
-        """
+        """Describe a tensor as an operand. Rows are read in `pieces` of 16 bytes where possible, else by element."""
         unit = is_unit(x)
         return Aux(kind, x.dtype, unit, pieces and kind != "c" and unit and vector_of((x,), ()) > 1)
 

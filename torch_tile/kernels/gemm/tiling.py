@@ -131,9 +131,7 @@ SHORT_K = 2048  # below, small tiles need no shared sums
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit so
-    many products.
-    """
+    """Choose the tiling of a problem. Return None if even the smallest tiles do not fit so many products."""
     problem = typical(problem)
     if not machine.is_gpu:
         return _cpu_config(problem, machine.num_sms)
@@ -252,9 +250,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
-    """Choose a tiling by wgmma. Return None for few rows or tiles, and for operands that bulk copies and wgmma cannot
-    take.
-    """
+    """Choose a tiling by wgmma. Return None for few rows or tiles, and operands that no bulk copy can take."""
     size, num_sms = problem.dtype.itemsize, machine.num_sms
     if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
@@ -361,9 +357,7 @@ def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
 
 
 def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
-    """Choose a tiling for few rows with blocks for all SMs. Blocks share sums only over a K so long that adding partial
-    sums is cheap.
-    """
+    """Choose a tiling for few rows with blocks for all SMs. Blocks share sums only over a long K."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
     if not fitting([Cut(config, 1, 1.0)], problem, machine):
         return None
@@ -377,10 +371,7 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """Choose the tiling for few rows on GPUs with clusters. Blocks share sums where tiles are few.
-
-    None where clusters would leave most SMs without work.
-    """
+    """Choose a tiling for few rows where clusters share sums; None where most SMs would have no work."""
     tiles = count_of(config, problem) / machine.num_sms
     if problem.m == 1 and not problem.row and problem.products == 1:
         changes = verdict("gemm.one_row", machine.target, None, tiles_per_sm=tiles, k_by_n=problem.k / problem.n)

@@ -565,9 +565,7 @@ def gated_delta_rule(
     args: GatedDeltaRuleArgs[Any], out: torch.Tensor, final_state: torch.Tensor, config: Config | None = None,
     reads: torch.Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """Compute the rule as `reference` does. `config` overrides the tiling. A call with `reads` must have
-    kernels.
-    """
+    """Compute the rule as `reference` does. `config` overrides the tiling. A call with `reads` must have kernels."""
     if not fits(args):
         return False
     chunks = Chunks(machine_of(args.v), args, config, out, reads=reads)

@@ -175,10 +175,7 @@ def _recorded() -> Iterator[None]:
 
 
 def gradient_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """Compute `tile.gated_delta_rule_backward` by autograd of `reference`. Autograd can differentiate it again.
-
-    There is no gradient of beta if it is None.
-    """
+    """Compute `tile.gated_delta_rule_backward` by autograd of `reference`, itself differentiable."""
     args: GatedDeltaRuleBackwardArgs[Any] = GatedDeltaRuleBackwardArgs(*given, **named)
     names = tuple(name for name in GRADIENTS if name != "beta" or args.beta is not None)
     return gradients_in_torch(args, names, reference)

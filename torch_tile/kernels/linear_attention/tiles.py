@@ -192,9 +192,7 @@ class Sizes:
         return T.Tensor((self.b, self.length, self.h, self.config.chunk), self.spec.dtype)
 
     def pairs_of_delta(self) -> list[Any]:
-        """Return the type of what only the delta rule has for pairs of times, as a list. Without the rule the list is
-        empty.
-        """
+        """Return the types of what only the delta rule has for pairs of times: none without the rule."""
         return [self.pairs()] if self.spec.delta else []
 
     def reads(self) -> list[Any]:
@@ -202,10 +200,7 @@ class Sizes:
         return [self.keys("reads")] if self.spec.reads else []
 
     def later_keys(self) -> list[Any]:
-        """Return the types of keys that decay until their chunk's end, and of decays of channels.
-
-        The list is empty where no channel decays by itself.
-        """
+        """Return the types of keys that decay until their chunk's end; none unless channels decay by themselves."""
         return [self.keys_of_heads(), self.of_channels()] if self.spec.channels else []
 
     def errors(self) -> Any:
@@ -362,10 +357,7 @@ def weigh_times(s: Any, seen: Any, left: Any, count: Any, own: Any, factor: Any)
 
 @T.macro
 def learn(s: Any, v_tile: Any, inverse: Any, own: Any, said: Any) -> Any:
-    """Return what a chunk learns: errors `[V, C]`, or without the delta rule values `[C, V]`.
-
-    said: what the state before says of the values, `[V, C]`.
-    """
+    """Return what a chunk learns: errors `[V, C]`, or values `[C, V]`. said: the state's part, `[V, C]`."""
     (size, columns), dtype, compute = v_tile.shape, s.spec.dtype, s.spec.compute
     values = T.alloc_fragment((size, columns), dtype)
     T.copy(v_tile, values)

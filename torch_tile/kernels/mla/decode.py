@@ -50,9 +50,7 @@ def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch
 
 
 def visible(q_len: int, kv_len: int, seq_lens: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Return a bool mask `[B or 1, Sq, S]`: query `t` stands at position `len - Sq + t` and sees the positions up to
-    its own.
-    """
+    """Return a bool mask `[B or 1, Sq, S]`: query `t` is at position `len - Sq + t`, and sees those up to it."""
     length = seq_lens.to(device)[:, None, None] if seq_lens is not None else kv_len
     position = length - q_len + torch.arange(q_len, device=device)[None, :, None]
     return torch.arange(kv_len, device=device)[None, None, :] <= position
@@ -65,9 +63,7 @@ def gather_cache(
     block_table: torch.Tensor | None,
     seq_lens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gather latent `[B, S, C]` and rotary `[B, S, R]` in the summing dtype, and the mask of positions that each query
-    sees.
-    """
+    """Gather latent `[B, S, C]` and rotary `[B, S, R]` in the summing dtype, and the mask of seen positions."""
     compute = compute_dtype(q.dtype)
     latent, rotary = (gather_pages(cache, block_table).to(compute) for cache in (kv, k_pe))
     keep = visible(q.shape[1], latent.shape[1], seq_lens, q.device)

@@ -30,9 +30,7 @@ def bytes_of(latent: Any, rotary: Any) -> Any:
 
 
 def unpack(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return views of the parts of a uint8 cache `[.., bytes]`: values `[.., C]`, rotary parts `[.., R]`, scales
-    `[.., C / 128]`.
-    """
+    """Return views of a uint8 cache `[.., bytes]`: values `[.., C]`, rotary parts `[.., R]`, scales `[.., C / 128]`."""
     end = latent + 4 * (latent // GROUP)
     values, scales, rotary = cache[..., :latent], cache[..., latent:end], cache[..., end:]
     return values.view(E4M3), view_as(rotary, torch.bfloat16), view_as(scales, torch.float32)

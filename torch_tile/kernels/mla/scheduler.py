@@ -47,9 +47,7 @@ FIRST_UNIT, LAST_UNIT, IS_BEHIND, ZERO = range(FIELDS)
 
 
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
-    """Divide sequences among units (persistent blocks); return the rows of a schedule, as the kernel of `plan_units`
-    does.
-    """
+    """Divide sequences among units (persistent blocks); return the rows of a schedule, as `plan_units` does."""
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
     load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units), LEAST_PIECE) + BEGINNING
     rows, owners = [], [(0, 0, 0)] * len(sizes)
@@ -87,10 +85,7 @@ def blocks_of(length: Any) -> Any:
 
 @library_jit
 def plan_units() -> Any:
-    """Build the kernel that divides sequences among units (persistent blocks).
-
-    One thread visits sequences and units in turn, some 200 ns for each.
-    """
+    """Build the kernel that divides sequences among persistent blocks, in one thread, 200 ns for each."""
     batch, entries = T.dynamic("batch, entries")
 
     @T.prim_func
@@ -136,9 +131,7 @@ def plan_units() -> Any:
 
 
 def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
-    """Return the number of units (persistent blocks): as many as asked for, or for 0 as many as the machine runs at
-    once.
-    """
+    """Return the number of units (persistent blocks): as many as asked, or for 0 as the machine runs at once."""
     return units or units_for(rows, machine_of(seq_lens))
 
 
@@ -204,17 +197,13 @@ class WorkItems:
         return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)
 
     def owners(self, sequence: Any) -> tuple[Any, Any]:
-        """Return the first and the last unit with a piece of a sequence. Both are valid units, whatever the schedule
-        says.
-        """
+        """Return the first and the last unit with a piece of a sequence: valid units, whatever the schedule says."""
         owner = self.count + sequence
         first = T.clamp(self.schedule[owner, FIRST_UNIT], 0, self.count - 1)
         return first, T.clamp(self.schedule[owner, LAST_UNIT], 0, self.count - 1)
 
     def slot(self, unit: Any, is_first: Any) -> Any:
-        """Return the slot for the partial result of a unit's first or last piece. All other pieces are
-        whole sequences.
-        """
+        """Return the slot for the partial result of a unit's first or last piece. Other pieces are whole sequences."""
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     def slot_in_order(self, first: Any, is_behind: Any, count: Any, n: Any) -> Any:

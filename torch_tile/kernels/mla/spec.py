@@ -85,18 +85,14 @@ class Spec:
         return (batch, page), [], page
 
     def place(self, cache: Any, table: Sequence[Any], sequence: Any, tile: Any, keys: int) -> tuple[Any, Any]:
-        """Return the cache indices of a tile of `keys` positions of a sequence. `keys` divides a page. Gathered caches
-        have none.
-        """
+        """Return the cache indices of a tile of `keys` positions, which divide a page. Gathered caches have none."""
         if not self.paged:
             return sequence, tile * keys
         each = cache.shape[1] // keys
         return self.page(cache, self.entry(table, sequence, tile // each)), tile % each * keys
 
     def entry(self, table: Sequence[Any], sequence: Any, column: Any) -> Any:
-        """Return what the table says of a sequence's page, right or wrong. A contiguous cache has one for each
-        sequence.
-        """
+        """Return the table's entry for a sequence's page, right or wrong; contiguous caches have one a sequence."""
         return table[0][sequence, column] if self.paged else sequence
 
     def page(self, cache: Any, entry: Any) -> Any:
@@ -121,9 +117,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes that decide the tiling: sequences, rows of each (queries times heads), and positions that the cache
-    covers.
-    """
+    """Sizes that decide the tiling: sequences, rows of each (queries x heads), and positions of the cache."""
 
     batch: int
     rows: int
@@ -147,9 +141,7 @@ def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) 
 
 
 def units_for(rows: int, machine: Machine) -> int:
-    """Return how many units of a schedule a machine runs at once. Each unit has the blocks that the given
-    `rows` fill.
-    """
+    """Return how many units of a schedule a machine runs at once, each with the blocks that `rows` fill."""
     blocks = -(-rows // (MOST_ROWS if rows > LEAST_ROWS else LEAST_ROWS))
     return max(1, (machine.num_sms if machine.is_gpu else 2 * machine.num_sms) // max(1, blocks))
 
@@ -195,9 +187,7 @@ def _fits(config: Config, spec: Spec, machine: Machine) -> bool:
 
 
 def footprint(config: Config, spec: Spec) -> Footprint:
-    """Compute the shared memory of queries, positions and weights. The result leaves through the tile of
-    the queries.
-    """
+    """Compute the shared memory of queries, positions and weights. Results leave through the queries' tile."""
     width, bits, rows, keys = spec.latent + spec.rotary, 8 * spec.dtype.itemsize, config.block_h, config.block_kv
     versions = 1 if spec.packed else config.stages  # no stage holds what is widened on its way
     tiles = [Tile(keys, width, bits, versions), Tile(rows, keys, bits)]

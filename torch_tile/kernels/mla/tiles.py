@@ -229,9 +229,7 @@ class Halves:
 
     @T.macro
     def clear(self, tile: int, first: Any, limit: Any) -> None:
-        """Clear the values of positions from `limit` on. Memory may hold NaN there, which weights of 0 would not
-        cancel.
-        """
+        """Clear the values of positions from `limit` on: NaN may be there, which weights of 0 would not cancel."""
         if first + self.tiles[0].shape[0] > limit:
             T.sync_threads()  # all warps have their scores
             for half in [2 * tile, 2 * tile + 1]:

@@ -158,9 +158,7 @@ def load(config: Config, spec: FusedSpec, x: Any, aux: Any, tile: Any, group: An
 
 @library_jit
 def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
-    """Build the fused norm kernel of `[groups, m, n]` by tiles of rows of one group. It reads a row longer than a tile
-    twice.
-    """
+    """Build the fused norm kernel of `[groups, m, n]` by tiles of rows. It reads longer rows than a tile twice."""
     rows, width = config.rows, config.width
     compute = compute_dtype(spec.dtype)
     text = parse(spec.epilogue)
@@ -236,9 +234,7 @@ def _empty_results(args: FusedNormArgs[torch.Tensor]) -> tuple[torch.Tensor, tor
 def fused_norm(
     args: FusedNormArgs[torch.Tensor], out: torch.Tensor, total: torch.Tensor, config: Config | None = None
 ) -> bool:
-    """Compute the fused norm as `reference` does: y into `out`, the sum into `total`. `config` overrides that of
-    `config_for`.
-    """
+    """Compute the fused norm as `reference` does: y into `out`, the sum into `total`; `config` as `config_for`'s."""
     x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype = args
     if not x.numel():
         return False

@@ -32,9 +32,7 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 
 
 def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool) -> torch.dtype:
-    """Return the dtype of `rms_norm`'s y: x's, but promoted with the weight's where the product comes after
-    the cast.
-    """
+    """Return the dtype of `rms_norm`'s y: x's, promoted with the weight's where the product follows the cast."""
     return torch.promote_types(x, weight) if weight is not None and cast_first else x
 
 
@@ -147,9 +145,7 @@ def load_sum(spec: RmsSpec, x: Any, operands: Any, tile: Any, row: Any, col: Any
 
 @library_jit
 def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
-    """Build the RMS norm kernel of `[m, n]` by tiles of rows. It reads a row longer than a tile again for
-    its result.
-    """
+    """Build the RMS norm kernel of `[m, n]` by tiles of rows. It reads longer rows again for its result."""
     rows, width = config.rows, config.width
     compute = compute_dtype(spec.dtype)
     out_dtype = rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
@@ -298,9 +294,7 @@ def layer_norm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the layer norm as `layer_norm_reference` does. `config` overrides the choice of `config_for`. `out` may
-    be given, contiguous.
-    """
+    """Compute `layer_norm_reference`. `config` overrides that of `config_for`; `out` may be given, contiguous."""
     if not has_kernels(x) or not x.numel():
         return into(out, layer_norm_reference(x, weight, bias, eps))
     rows = as_rows(x)

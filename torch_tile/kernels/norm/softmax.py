@@ -27,10 +27,7 @@ from torch_tile.kernels.norm.tiling import Config, config_for
 
 
 def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Compute the softmax of x (any shape) over `dim`, rounded once to `dtype` or x's dtype.
-
-    Sums are in float32 (float64 if x or `dtype` is).
-    """
+    """Compute the softmax of x over `dim` in float32 (float64 for that), rounded once to `dtype` or x's dtype."""
     dtype = x.dtype if dtype is None else dtype
     compute = compute_dtype(torch.promote_types(x.dtype, dtype))
     return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
@@ -38,9 +35,7 @@ def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
 
 @library_jit
 def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
-    """Build the kernel `out[o, i, :] = softmax(x[o, i, :])`. With `unit`, rows are dense in both tensors, else have any
-    stride.
-    """
+    """Build the kernel `out[o, i, :] = softmax(x[o, i, :])`; with `unit`, of rows that are dense in both."""
     compute = compute_dtype(torch.promote_types(dtype, out_dtype))
     rows, width = config.rows, config.width
     outer, inner = T.dynamic("outer, inner")
@@ -109,9 +104,7 @@ def softmax(
 
 
 def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = None) -> None:
-    """Launch `softmax` into `out`, which must be contiguous and not empty. `config` overrides the choice of
-    `config_for`.
-    """
+    """Launch `softmax` into `out`, contiguous and not empty. `config` overrides the choice of `config_for`."""
     if x.dim() == 0:
         x, out, dim = x[None], out[None], 0
     dim %= x.dim()
@@ -127,9 +120,7 @@ def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = No
 
 
 def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
-    """View `x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`. Return None if no view
-    exists.
-    """
+    """View `x` as `[outer, inner, N]`: dimensions before `dim`, after it, and `dim`. None if no view exists."""
     outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     if inner == 1:  # let the rows be the inner ones, of which a block takes several
         outer, inner = 1, outer

@@ -37,9 +37,7 @@ class Config:
 
 
 def config_for(n: int, vector: int, machine: Machine, wide: bool = False) -> Config:
-    """Choose the tiling of rows of `n` elements, whose starts are multiples of `vector` elements. `wide` elements take
-    8 bytes.
-    """
+    """Choose the tiling of rows of `n` elements, in vectors of `vector` elements, of 8 bytes if `wide`."""
     return _gpu_config(n, vector, 16 if wide else 64) if machine.is_gpu else _cpu_config(n)
 
 
@@ -50,9 +48,7 @@ def _cpu_config(n: int) -> Config:
 
 
 def _gpu_config(n: int, vector: int, most: int) -> Config:
-    """Choose tiles that hold a row in registers, about half of `most` elements to a thread. Longer rows are read in
-    pieces.
-    """
+    """Choose tiles that hold a row in registers, about `most / 2` elements a thread. Longer rows come in pieces."""
     pieces = -(-n // vector)
     threads = next((t for t in (128, 256, 512) if n <= most // 2 * t), 512)
     wanted = pieces // 4 if vector > 1 else pieces // 16

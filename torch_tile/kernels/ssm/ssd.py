@@ -56,10 +56,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Work:
-    """The heads of a group, and the blocks of a kernel that takes each head by itself.
-
-    The choice of a block's heads depends on both.
-    """
+    """The heads of a group, and the blocks of a kernel by heads; both decide how many heads a block takes."""
 
     members: int
     blocks: int
@@ -104,10 +101,7 @@ def config_of_states(config: Config, dtype: torch.dtype, states: int, work: Work
 
 
 def config_of_scan(config: Config, spec: Spec, states: int, work: Work, machine: Machine) -> Config:
-    """Choose the tiling of `chunk_scan`.
-
-    On Hopper a block takes several heads one after the other, whose keys and scores it holds, and loads ahead.
-    """
+    """Choose the tiling of `chunk_scan`. On Hopper a block takes several heads in turn, and loads ahead."""
     if states > config.state_tile:
         config = replace(config, heads=1)
     if spec.dtype.itemsize > 4 or not machine.is_gpu:
@@ -646,10 +640,7 @@ class Scan:
         return Work(self.heads // self.groups, self.batch * self.heads * tiles)
 
     def scores(self, reverse: bool = False) -> torch.Tensor:
-        """Launch `chunk_scores`: the scores of all chunks, `[B, chunks * chunk, G, chunk]`.
-
-        Pairs that no decay joins stay unwritten.
-        """
+        """Launch `chunk_scores`, `[B, chunks * chunk, G, chunk]`; pairs that no decay joins stay unwritten."""
         size = self.config.chunk
         out = self.empty(self.batch, self.padded, self.groups, size, dtype=self.x.dtype)
         left, right = (self.B, self.C) if reverse else (self.C, self.B)
@@ -733,10 +724,7 @@ def ssd_chunk_scan(
 def ssd_chunk_scan_backward(
     *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None, **named: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Compute the gradients as `gradient_reference` does.
-
-    `results` may be given, contiguous. `config` overrides the tiling.
-    """
+    """Compute the gradients as `gradient_reference` does, into `results` if given. `config` overrides the tiling."""
     args: SsdChunkScanBackwardArgs[torch.Tensor] = SsdChunkScanBackwardArgs(*given, **named)
     results = results or empty_gradients(args)
     if not has_kernels(args.x) or not (args.x.numel() and args.B.numel()):

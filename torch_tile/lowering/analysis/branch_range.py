@@ -25,10 +25,7 @@ def taken_from(place: int, loop: For) -> Expr | None:
 
 
 def taken_until(place: int, loop: For) -> Expr | None:
-    """Return an iteration from which the `if` at `place` of a loop's body is certainly never taken.
-
-    Return None in the same cases as `taken_from`.
-    """
+    """Return an iteration from which the `if` at `place` is certainly never taken, or None as `taken_from`."""
     return _iteration(place, loop, begins=False)
 
 

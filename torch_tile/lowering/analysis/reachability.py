@@ -209,10 +209,7 @@ class _Search:
         return None
 
     def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
-        """Yield the values of a variable to try.
-
-        These are all values, or the ends of its range. The loop gives the range, and conditions around narrow it.
-        """
+        """Yield values of a variable to try: all, or the ends of its range in the loop and conditions around."""
         iterations = range(start, stop, step.step)
         if not iterations or step.var in self.idle:
             yield from iterations[:1]

@@ -589,10 +589,7 @@ def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _check_tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
-    """Report tiles allocated inside T.Parallel.
-
-    A tile belongs to the whole block, while iterations of T.Parallel are divided among its threads.
-    """
+    """Report tiles allocated inside T.Parallel, whose iterations are divided among the threads of a block."""
     found = {}
     for loop in (n for n in find(kernel.body, For) if n.kind is LoopKind.PARALLEL):
         for node in (n for n in find(loop.body, Alloc) if n.buffer.scope in ("fragment", "shared")):
@@ -622,9 +619,7 @@ def _has_no_value(value: Expr) -> bool:
 
 
 def _is_endless(loop: stmt.While) -> bool:
-    """Return whether nothing in a loop ends it, nor changes what its condition reads. Other threads write to memory
-    that they share.
-    """
+    """Return whether nothing in a loop ends it, or changes what its condition reads, but other threads' writes."""
     read = IdSet(load.buffer for load in find(loop.condition, Load))
     shared = any(buffer.scope in ("global", "shared") for buffer in read)
     if shared or any(not is_pure(call) for call in find(loop.condition, Call)):

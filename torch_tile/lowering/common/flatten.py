@@ -49,10 +49,7 @@ class _Flatten(Rewriter):
         return replace(new, params=params, workspaces=workspaces, outputs=outputs, views=())
 
     def one(self, buffer: Buffer) -> Buffer:
-        """Return the one-dimensional form of a buffer.
-
-        A view has the form of its base, as both are contiguous.
-        """
+        """Return the one-dimensional form of a buffer, of a view that of its base, as both are contiguous."""
         if buffer.base is not None:
             return self.one(buffer.base)
         if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):

@@ -151,10 +151,7 @@ class _Guard(Known):
         return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
 
     def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
-        """Return the unproved conditions that keep an access inside a guarded buffer.
-
-        Without `upper` the last index may be too large.
-        """
+        """Return the unproved conditions of an access inside a guarded buffer, of the last index only with `upper`."""
         if buffer not in self.guarded:
             return []
         wanted = []

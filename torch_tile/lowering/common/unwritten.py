@@ -75,10 +75,7 @@ class _Clear(Rewriter):
 
 
 class _Order(InOrder):
-    """Find certain reads of unwritten elements.
-
-    A read under a condition is a fault only if no statement of the kernel writes the tile at all.
-    """
+    """Find certain reads of unwritten elements; conditional ones only where no statement writes the tile."""
 
     def __init__(self, kernel: Kernel):
         self.tiles: IdSet[Buffer] = IdSet()  # that `found` is about

@@ -75,10 +75,7 @@ class Scopes:
         return (max(int(low), 0) if low > 0 else 0), (min(int(high), size) if high < size else size)
 
     def certainly_reads(self, starts: Sequence[Expr], extents: Sequence[Expr], first: bool) -> Box | None:
-        """Return the elements that an access takes, None where its box is not exact.
-
-        With `first`, only those of the first turn of each serial loop around.
-        """
+        """Return the elements that an access takes, None unless exact; with `first`, in first turns of serial loops."""
         used: set[Var] = set()
         found = []
         for start, extent in zip(starts, extents, strict=True):

@@ -64,10 +64,7 @@ DOUBLED = "in flight beside the arithmetic of the next iteration, with two versi
 
 
 def async_wgmma(program: Program, build: Build, single: bool = False) -> Program:
-    """Defer waits for products in the loops of roles; values do not change.
-
-    With `single` every tile that threads write keeps its one version.
-    """
+    """Defer waits for products in the loops of roles. With `single` tiles that threads write keep one version."""
     return _Async(build, single)(program) if build.target.has_wgmma else program
 
 

@@ -121,9 +121,7 @@ def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) 
 
 
 def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) -> str:
-    """Name the property of a copy that depends on the block's place along an axis of its cluster; return "" if none
-    does.
-    """
+    """Name the property of a copy that depends on the block's place along an axis of its cluster, or ""."""
     block, size, extent = kernel.blocks[axis], kernel.cluster[axis], kernel.grid[axis]
     if isinstance(extent, Const) and int(extent.value) % size:
         return f"{extent.value} blocks are no clusters of {size}"

@@ -76,10 +76,7 @@ class _Complete(Rewriter):
 
 @dataclass
 class _Started:
-    """Stores that begin at statement `place` of a block, in the threads with `condition`.
-
-    The threads store `tiles`, and wait for these stores.
-    """
+    """Stores of `tiles` that begin at statement `place` of a block, in the threads with `condition`, and wait."""
 
     place: int
     condition: Expr

@@ -320,10 +320,7 @@ class _Roles:
                     yield self._release(group, body)
 
     def _release(self, group: Group, body: Body) -> Stmt:
-        """Build the arrival by which a warp releases the tiles of an iteration.
-
-        A tile that only products read is free once these products are waited for.
-        """
+        """Build the arrival by which a warp releases an iteration's tiles, after waits for products that read them."""
         where = self.barrier(self.empty, group)
         tiles = IdSet(group.tiles)
         products = IdSet(self.survey.products)

@@ -283,10 +283,7 @@ def _literal_bounds(box: Region) -> list[tuple[int, int] | None]:
 
 
 def _grouped(copies: Sequence[tuple[Leaf, Buffer]], found: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Group copies by the place where their tile is first read.
-
-    Neighbouring places share a group, and so one wait.
-    """
+    """Group copies by the place where their tile is first read, neighbouring places together, for one wait."""
     moved = IdSet(leaf.node for leaf, _ in copies)
     rest = [leaf.node for leaf in found if leaf.node not in moved and not isinstance(leaf.node, Let)]
     readers = [reads_of(node) for node in rest]

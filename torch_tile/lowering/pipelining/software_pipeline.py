@@ -359,10 +359,7 @@ class _Stages:
 
 
 class _Arrivals:
-    """The groups that have arrived at a point of a step: those numbered below `arrived`.
-
-    `committed` counts the groups committed in this step so far.
-    """
+    """The groups that arrived at a point of a step: those below `arrived`. `committed` counts the step's."""
 
     def __init__(self, committed: int = 0, arrived: int = -(10**9)):
         self.committed, self.arrived = committed, arrived

@@ -99,10 +99,7 @@ class Access:
 
 
 class Collector:
-    """Find the accesses of statements.
-
-    `names` maps names to their values; names of loaded values stay names. Only buffers in `relevant` count.
-    """
+    """Find accesses of statements to `relevant` buffers. `names` maps names to values, loaded ones apart."""
 
     def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
         self.expand: Substitute = Substitute(names)
@@ -354,10 +351,7 @@ class _Places:
         return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
     def _unit(self, other: _Places, shifts: Sequence[int | None]) -> int:
-        """Return how many elements of the last dimension can count as one.
-
-        The runs of both accesses begin and end at multiples of this number.
-        """
+        """Return how many elements of the last dimension count as one: runs of both begin and end at multiples."""
         if not shifts or shifts[-1] is None:
             return 1
         mine, theirs = self.sides[-1], other.sides[-1]
@@ -430,10 +424,7 @@ def _side(index: Expr, numbers: Numbers, active: Any, unknown: Set[Var]) -> _Sid
 
 
 def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr]:
-    """Split `e` into a sum of two parts: one that all threads share, and one that NumPy computes for each thread.
-
-    The first also has what is no such sum.
-    """
+    """Split `e` into a sum: what all threads share (and the rest), and what NumPy computes for each thread."""
     zero = const(0, int32)
     if numbers.knows(e):
         return zero, e

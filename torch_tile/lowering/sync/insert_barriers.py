@@ -173,10 +173,7 @@ class Walk:
         self.shifts: Shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[Buffer]) -> None:
-        """Treat the threads as ordered by the author.
-
-        The calls at which they arrive or meet hand over memory that engines read or fill again.
-        """
+        """Treat the threads as ordered by the author, whose arrivals hand over memory that engines use again."""
         self.facts.refilled, self.publishes = refilled, True
         self.facts.ordered = lambda found: orders_earlier(found) or found.publishes
 
@@ -325,10 +322,7 @@ class Walk:
         return True
 
     def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
-        """Place the barriers among the threads of a role.
-
-        All roles see the accesses before them, and mbarriers order the roles among each other.
-        """
+        """Place the barriers among the threads of a role. Accesses before all roles count; mbarriers order roles."""
         if state.since:
             self._barrier(place, state, places)
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)

@@ -34,10 +34,7 @@ def is_everywhere(layout: Layout | None) -> bool:
 
 
 def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[Stmt], Stmt]) -> Stmt:
-    """Return the code of one thread for a statement that `needs_holder`.
-
-    `bind` binds the statement where its fragments are tiles in shared memory.
-    """
+    """Return the code of a thread for a statement that `needs_holder`. `bind` binds it on tiles in shared memory."""
     elements = _elements(node)
     if not isinstance(node, Let) and not any(isinstance(e, Address) for e in elements):
         held = _by_holder(node, elements, ctx)

@@ -56,10 +56,7 @@ class _Member:
         return [] if layout is None else demands(self.nest, layout, known, self.ctx)
 
     def points(self) -> int:
-        """Return the number of iterations of a nest, else 0; the largest nests get their default layout first.
-
-        Vectors of rows then follow these layouts.
-        """
+        """Return the number of iterations of a nest, else 0: the largest nests get their default layouts first."""
         return math.prod(self.nest.extents) if self.nest is not None else 0
 
     def opens(self, known: Layouts) -> list[Demand]:

@@ -340,10 +340,7 @@ def _loads(expr: Expr) -> bool:
 
 
 def _is_ordered(body: Block) -> bool:
-    """Return whether all loads may come before all stores and additions.
-
-    A buffer that is written may be read only before that, and only at the same place.
-    """
+    """Return whether all loads may come before stores and additions: none of a written buffer, but at its place."""
     stores = [place for s in body.stmts if (place := _target(s)) is not None]
     stored = {place.buffer: place for place in stores}
     done: set[Buffer] = set()

@@ -107,9 +107,7 @@ def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -
 
 
 def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """Compute gradients of gradients by autograd of the reference. `out` and `lse` stand for the inputs of their
-    computation.
-    """
+    """Compute gradients of gradients by autograd of the reference, which recomputes `out` and `lse`."""
 
     def computed(*tensors: Any) -> list[Tensor]:
         args, (grad,) = restored_args(ctx, tensors)

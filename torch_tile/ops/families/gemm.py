@@ -369,10 +369,7 @@ def _swiglu_as_gemm(args: SwigluArgs[Tensor]) -> GemmArgs[Tensor]:
 
 
 def _run_swiglu(args: SwigluArgs[Tensor], out: Tensor) -> None:
-    """Launch `tile.swiglu` into `out`, or let torch compute it: but for one row, which is bound by memory.
-
-    Torch rounds the gate, too.
-    """
+    """Launch `tile.swiglu` into `out`, or, but for one row, let torch compute it, which rounds the gate, too."""
     x, gate_weight, up_weight, activation = args
     if is_left_to_torch(x) and x.numel() > x.shape[-1]:
         product = torch.ops.mkldnn._linear_pointwise

@@ -27,10 +27,7 @@ from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
 def _check_shape(op: str, name: str, tensor: Tensor | None, meaning: str, sizes: dict[str, tuple[Any, str]]) -> None:
-    """Check that a tensor, if given, has the dimensions that `meaning` names, as "B L H P", of known sizes.
-
-    Unknown ones become known by this tensor.
-    """
+    """Check that a tensor, if given, has dimensions as `meaning`, "B L H P"; learn sizes that are unknown yet."""
     if tensor is None:
         return
     letters = meaning.split()

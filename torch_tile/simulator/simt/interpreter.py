@@ -371,10 +371,7 @@ class _Machine(Visitor):
         return self._tasks(parts, outer, lambda mask, everyone: mask)
 
     def branches(self, branches: list[st.Stmt]) -> Step:
-        """Compile branches as tasks, one for each group of warps that take the same ones.
-
-        At barriers of the block a task still meets all threads.
-        """
+        """Compile branches as tasks, for each group of warps that agree; block barriers still meet all threads."""
         outer = self.known_variables()
         steps = [self.stmt(one) for one in branches]
 

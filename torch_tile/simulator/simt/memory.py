@@ -366,10 +366,7 @@ class Shared:
         self.flights += 1
 
     def land(self, first: Array, data: Array, who: Array, owner: Owner) -> None:
-        """Write the bytes of copies that these threads waited for.
-
-        These threads may read the bytes at once, the other threads after the next barrier.
-        """
+        """Write the bytes of copies that these threads waited for; all others may read them after a barrier."""
         places = self._places(first, data.shape[1])
         self._store(first, data)
         self.flying[places] = 0

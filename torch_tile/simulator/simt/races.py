@@ -47,10 +47,7 @@ class Clock:
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """Count an arrival at a counter, and release the accesses before the last barrier.
-
-        The `last` arrival acquires what the earlier arrivals released.
-        """
+        """Count an arrival at a counter, and release accesses before the last barrier; the `last` one acquires."""
         left = _latest(self.counters.pop(counter, {}), self.heard | {self.first: self.base})
         if last:
             self.coming = _latest(self.coming, left)
@@ -101,10 +98,7 @@ class Trace:
         self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
         atomic: bool = False,
     ) -> Array:  # fmt: skip
-        """Check a coming write against all earlier accesses but the `harmless` writes.
-
-        Return the stamps of the writes before it.
-        """
+        """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
         if atomic:  # atomic updates do not race with each other
@@ -201,10 +195,7 @@ NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
 
 def merge_times(a: Array, b: Array) -> Array:
-    """Merge two records of times: return the later time of each column.
-
-    The shorter record may lack agents at its end.
-    """
+    """Merge two records of times into the later of each column; the shorter record may lack last agents."""
     longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
     found = longer.copy()
     found[: len(shorter)] = np.maximum(found[: len(shorter)], shorter)
@@ -223,9 +214,7 @@ class View:
 
     @cached_property
     def of_warps(self) -> Array:
-        """Return the common knowledge of each warp's threads: the times of each warp's accesses, then those of its
-        fences.
-        """
+        """Return the common knowledge of each warp's threads: times of its accesses, then those of its fences."""
         own = self.table[:, : 2 * self.lanes]
         return own.reshape(len(own), -1, 32).min(axis=2)
 
@@ -303,10 +292,7 @@ class VectorClock(Clock):
         self.known[ids, : len(known)] = np.maximum(self.known[ids, : len(known)], known)
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
-        """Count an arrival at a counter, and release all knowledge of the thread.
-
-        The `last` arrival acquires what the earlier arrivals released.
-        """
+        """Count an arrival at a counter, and release the thread's knowledge; the `last` one acquires all."""
         left = self.released.pop(counter, {})
         mine = {
             first: known
@@ -365,10 +351,7 @@ class VectorClock(Clock):
         self.known[ids, column] = np.maximum(self.known[ids, column], time)
 
     def name(self, column: int) -> str:
-        """Name the accessor of a column in a report.
-
-        Columns below `lanes` are threads, below twice `lanes` whole warps, and above that agents.
-        """
+        """Name the accessor of a report's column: below `lanes` a thread, below twice that a warp, else an agent."""
         if column >= 2 * self.lanes:
             return self.names[column]
         block, thread = divmod(column % self.lanes, self.of_block)
@@ -425,10 +408,7 @@ class OrderedTrace(Trace):
         self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
         atomic: bool = False,
     ) -> Array:  # fmt: skip
-        """Check a coming write against all earlier accesses but the `harmless` writes.
-
-        Return the stamps of the writes before it.
-        """
+        """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)
         if atomic:  # atomic updates do not race with each other, be they in flight or not
@@ -462,10 +442,7 @@ class OrderedTrace(Trace):
         return written - 1
 
     def check_agent_write(self, places: Array, thread: int, name: str, span: Span | None) -> None:
-        """Check a copy engine's write against all earlier accesses.
-
-        Ordinary reads and writes must also be fenced.
-        """
+        """Check a copy engine's write against all earlier accesses, of which ordinary ones must be fenced, too."""
         ids, written, what = np.full(len(places), thread), self.writes[places], f"`{name}` is overwritten"
         self.before_write(places, ids, name, span)
         view = self.order.view(ids)

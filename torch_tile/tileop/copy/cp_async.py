@@ -200,9 +200,7 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
 
 @dataclass(frozen=True)
 class Gather:
-    """The gather of a loop: `dst[...] = src[...]` where `condition` holds (None: everywhere), else 0, for each point of
-    the loop's box.
-    """
+    """The gather of a loop: `dst[...] = src[...]` where `condition` holds (None: everywhere), else 0."""
 
     dst: tuple[Buffer, tuple[Expr, ...]]
     src: Load

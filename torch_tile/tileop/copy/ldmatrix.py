@@ -92,9 +92,7 @@ def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
 
 
 def _without(digits: Digits, end: Digits) -> Digits | None:
-    """Return `digits` without their end `end`, which may be the lower part of a longer digit; None if they end
-    otherwise.
-    """
+    """Return `digits` without their end `end`, perhaps the lower part of a longer digit; None without it."""
     for wanted in reversed(end):
         if not digits or (digits[-1].axis, digits[-1].stride) != (wanted.axis, wanted.stride):
             return None

@@ -50,10 +50,7 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 
 
 def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
-    """Emit the loops of one thread.
-
-    The k loop is outside, so that elements of C share loads, or inside where C is too narrow.
-    """
+    """Emit the loops of a thread: k outside, so that elements of C share loads, or inside if C is narrow."""
     zero = const(0, dt.int32)
     m, n = op.C.extents[-2:]
     extent = op.A.extents[-2 if op.transpose_A else -1]

@@ -59,9 +59,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
 
 
 def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """Demand accumulators for C, fragment operands as the instruction reads them, and shared operands swizzled for
-    ldmatrix.
-    """
+    """Demand accumulators for C, fragment operands as the instruction reads them, and swizzled shared ones."""
     chosen = next((p for p in _choices(op, ctx) if _agrees(op, p, known)), _choices(op, ctx)[0])
     demands = []
     for operand in (op.C, op.A, op.B):
@@ -152,9 +150,7 @@ def start_of(region: Region, dim: int) -> int | None:
 
 
 def _in_tiles(region: Region, whole: int, unit: int) -> bool:
-    """Return whether a fragment is used whole along dimension `whole` (-2 rows, -1 columns) and by tiles along the
-    other.
-    """
+    """Return whether a fragment is whole along dimension `whole` (-2 rows, -1 columns) and tiled along the other."""
     shape = region.buffer.static_shape
     if shape is None or any(size != 1 for size in shape[:-2]):
         return False
@@ -165,10 +161,7 @@ def _in_tiles(region: Region, whole: int, unit: int) -> bool:
 
 
 def _choices(op: Gemm, ctx: ThreadContext) -> list[Partition]:
-    """Return the partitions that fit, best first.
-
-    A slice of C's columns must be alike in all warps, so it needs one column of warps.
-    """
+    """Return the partitions that fit, best first: one column of warps where a slice takes C's columns."""
     sizes, name = problem(op), shape_for(*instruction_types(op, ctx), ctx.target)
     assert sizes is not None and name is not None
     m, n, _ = sizes

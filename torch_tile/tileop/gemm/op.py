@@ -175,9 +175,7 @@ class Gemm(RegisteredOp):
         return self.implementation(ctx)[0].infer_layout(self, known, ctx)
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """Lower by the first implementation that does not refuse; the schedule report says why each earlier one
-        refused.
-        """
+        """Lower by the first implementation that does not refuse; report why each earlier one refused."""
         implementation, reasons = self.implementation(ctx)
         if self.wgmma and implementation is not gemm_wgmma:
             raise error("no_wgmma", self.span, why=reasons[0])

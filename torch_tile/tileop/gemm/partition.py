@@ -143,9 +143,7 @@ class WarpgroupPartition:
         return _layout(rows, columns, (copy,))
 
     def operand_a(self, m: int, k: int, bits: int) -> Layout:
-        """Return the layout of A (m x k): registers count tile row, step of k, element; equal in all columns of
-        warpgroups.
-        """
+        """Return the layout of A (m x k): registers count tile row, step of k, element; alike for all columns."""
         row, column, copy = self._group_digits()
         each_rows, each_columns = {8: wgmma.A_8, 16: wgmma.A_16, 32: wgmma.A_32}[bits]
         registers = 256 // bits * wgmma.M // WARPGROUP

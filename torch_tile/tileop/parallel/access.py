@@ -106,10 +106,7 @@ class Places:
         return self.bound.isdisjoint(symbols(expr)) and self.changed.isdisjoint(symbols(expr))
 
     def _told(self, indices: Sequence[Polynomial]) -> set[int]:
-        """Return the atoms whose values follow from the values of these indices.
-
-        Known quotients help to solve for their dividends.
-        """
+        """Return the atoms whose values follow from these indices: known quotients help to solve for dividends."""
         told: set[int] = set()
         size = -1
         while size != len(told):

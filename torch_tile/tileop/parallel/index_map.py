@@ -22,9 +22,7 @@ Dim = tuple[Digit, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece `factor * ((var // divisor) % size)` of an index, of variable number `var`; `size` is None without a
-    modulus.
-    """
+    """A piece `factor * ((var // divisor) % size)` of an index, of variable `var`; without a modulus `size` is None."""
 
     factor: int
     var: int

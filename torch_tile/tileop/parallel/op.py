@@ -131,9 +131,7 @@ def _meet_in_one_thread(nest: Nest, dims: Sequence[Dim | None], known: Layouts, 
 
 
 def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: bool, ctx: ThreadContext) -> Layout:
-    """Add digits for the variables that a fragment lacks: in threads that hold replicas, unless those threads must
-    write the replicas.
-    """
+    """Add digits for variables that a fragment lacks: in threads of replicas, unless these must write all."""
     replicas = [] if stored else list(threads_of([dim for dim in dims if dim is not None], ctx.count) or ())
     widths = {k: w for k, w in vectors(nest, ctx).items() if dims[k] is None}
     fastest = max(widths, key=lambda k: (widths[k], k), default=None)

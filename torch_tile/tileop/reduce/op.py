@@ -105,10 +105,7 @@ class Reduce(RegisteredOp):
 
     @property
     def merging(self) -> str:
-        """Return the kind of fold that joins two partial results.
-
-        It takes them as they are, since an integer's sum may have wrapped.
-        """
+        """Return the kind of fold that joins two partial results, unchanged: sums of integers may have wrapped."""
         return self.fold.removeprefix("abs")
 
     @property

@@ -102,10 +102,7 @@ class Scan(RegisteredOp):
         return serial(extent, lambda k: parallel(outer, lambda p: step(p, k)) if outer else step((), k))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Prefer the other side's layout, if there is one.
-
-        Fragments pass through shared memory, so any layout works.
-        """
+        """Prefer the other side's layout, if any. Fragments pass through shared memory, so any layout works."""
         source, target = self.src.buffer, self.dst.buffer
         layout = known.get(source) if "fragment" == source.scope == target.scope else None
         if layout is None or source is target or not same_extents(source.shape, target.shape):
@@ -185,9 +182,7 @@ def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Ex
 
 
 def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
-    """Scan row `iteration * groups + group` by the `lanes` threads of a group; `carry` holds the result of the row's
-    earlier pieces.
-    """
+    """Scan row `iteration * groups + group` by a group's `lanes` threads; `carry` is from the row's earlier pieces."""
     shape = op.src.tile_shape
     length, outer = shape[op.dim], (*shape[: op.dim], *shape[op.dim + 1 :])
     lanes = _lanes(length, ctx.count)

@@ -223,9 +223,7 @@ class ThreadReduce:
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Reduce in shared memory, with an entry for each warp that shares a row. An odd number of threads has one for
-        each thread.
-        """
+        """Reduce in shared memory, with an entry for each warp of a row, for each thread if the threads are odd."""
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
         if count == 1:

@@ -122,9 +122,7 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
 
 
 def _lists(block_mask: Sequence[Any], queries: Any, keys: Any) -> tuple[Any, ...] | None:
-    """Return the lists of a block mask and the sizes of its blocks. None if the mask has no lists that kernels can
-    walk.
-    """
+    """Return the lists of a block mask and the sizes of its blocks; None for lists that kernels cannot walk."""
     rows, columns = block_mask[-3:-1]
     if not isinstance(rows, int) or not isinstance(columns, int) or rows % LEAST or columns % LEAST:
         return None

@@ -189,10 +189,7 @@ def _replace(context: Context, found: Found) -> bool:
 def _contest(
     context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]
 ) -> Outcome | None:
-    """Time the kernels against the nodes `inside`, each with the views in front of it.
-
-    The views are included because Inductor's own patterns match them.
-    """
+    """Time the kernels against the nodes `inside`, with the views in front that Inductor's patterns match."""
     made, position = set(rewrite.nodes), ordered(context.graph)
     views, inputs = views_of({x for n in (*inside, *made) for x in n.all_input_nodes} - made - inside)
     olds, news = (sorted(views | nodes, key=position.__getitem__) for nodes in (inside, made))
@@ -235,10 +232,7 @@ class Found:
         return [x for x in found if x is not None]
 
     def inside(self, ends: Sequence[Node] = ()) -> set[Node]:
-        """Return the nodes that only the output and the gradients need.
-
-        With `ends`, which are views of these results, return the nodes that only `ends` need.
-        """
+        """Return the nodes that only the output and the gradients need, or only `ends`, views of these."""
         olds = ends or [self.pattern.output, *self.gradients]
         return only_for([*olds, *([self.written] if self.written is not None else [])])
 
@@ -321,9 +315,7 @@ def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
 
 @family("attention", "joint", 10)
 def share_heads(context: Context) -> None:
-    """Drop the copies of key and value heads for each query head. Also drop the sums of their gradients over the
-    copies.
-    """
+    """Drop the copies of key and value heads for each query head, and the sums of their gradients over copies."""
     for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
             rewrite, args = Rewrite(node), bind(node)

@@ -43,10 +43,7 @@ from torch_tile.inductor.patterns.norm.statistics import reduced
 
 @dataclass
 class Rule:
-    """Rule of a mask: `k <= q + offset` if causal, and `k > q + offset - window` if `window` is not 0.
-
-    `rest` is the remaining condition of the mask.
-    """
+    """Rule of a mask: `k <= q + offset` if causal, `k > q + offset - window` if `window`, and the condition `rest`."""
 
     causal: bool
     window: int
@@ -67,10 +64,7 @@ class Rule:
 
 
 def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
-    """Return (the condition under which a key is visible, the fill or addend of a hidden score).
-
-    Returns None if the mask cannot be read.
-    """
+    """Return the condition under which a key is visible, and the fill or addend of hidden scores, else None."""
     try:
         value = index_expr.at(mask.node, places.index(mask.groups))
     except (TypeError, ValueError, NotImplementedError):
@@ -241,10 +235,7 @@ def _as_condition(mask: Mask) -> Mask:
 
 
 def lengths(visible: Any) -> tuple[str, int] | None:
-    """Return `(name, c)` if a condition is `k < lens[b] + c`, with `lens` the tensor node of that name.
-
-    Returns None for any other condition.
-    """
+    """Return `(name, c)` if a condition is `k < lens[b] + c`, with `lens` the tensor node `name`, else None."""
     if not isinstance(visible, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return None
     strict, less = isinstance(visible, sympy.Lt | sympy.Gt), isinstance(visible, sympy.Le | sympy.Lt)
@@ -264,10 +255,7 @@ ENOUGH = -1e4
 
 
 def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
-    """Return whether hiding a score equals adding `fill`.
-
-    This holds for -inf always, and for a large negative number if every query sees a key.
-    """
+    """Return whether hiding a score equals adding `fill`: -inf, or very negative where every query sees a key."""
     if fill == -math.inf or not (rule.causal or rule.window):
         return True
     if not fill <= ENOUGH or not isinstance(rule.offset, int):

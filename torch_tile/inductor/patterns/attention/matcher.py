@@ -138,10 +138,7 @@ def read(softmax: Node, backward: Collection[Node] = ()) -> Pattern:
 def _sides(
     softmax: Node, sunk: Sunk, dims: list[Group], keys: Group, backward: Collection[Node]
 ) -> tuple[Scores, Node, Node]:
-    """Return the scores, the product with the values, and its operand; raises NoMatch if a side is missing.
-
-    The miss is `near` if only one side is missing.
-    """
+    """Return the scores, the product with the values, and its operand. Raises NoMatch, `near` if one is missing."""
     scores: Scores | NoMatch
     output: tuple[Node, Node] | NoMatch
     try:
@@ -185,10 +182,7 @@ def keys_on_left(product: Product, keys: Group) -> bool:
 
 
 def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) -> tuple[Node, Node]:
-    """Return the product that reads the probabilities, and its operand.
-
-    Casts and views in between must have no other reader.
-    """
+    """Return the product that reads the probabilities through casts and views with one reader, and its operand."""
     node = probabilities
     while True:
         users = [u for u in node.users if u not in backward]
@@ -217,10 +211,7 @@ def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) ->
 
 
 def _feeds_product(softmax: Node, backward: Collection[Node]) -> bool:
-    """Return whether a product reads the probabilities, changed or not.
-
-    It does not for a classifier or a router.
-    """
+    """Return whether a product reads the probabilities, changed or not. It does not for a classifier or a router."""
     count = product(shape(softmax))
     nodes = [softmax]
     for _ in range(MOST_STEPS):

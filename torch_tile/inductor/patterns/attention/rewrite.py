@@ -251,10 +251,7 @@ def _fused(context: Context, node: Node) -> None:
 
 @family("attention", "post_grad", 340)
 def refine(context: Context) -> None:
-    """Improve captured ops: drop copies around them, un-expand the heads of k and v, and read their masks.
-
-    `settle` reports these ops later.
-    """
+    """Improve captured ops: drop copies around them and expanded heads of k and v, and read their masks."""
     for node in context.graph.find_nodes(op="call_function", target=OP):
         if node in context.handled:
             continue
@@ -283,9 +280,7 @@ def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
 
 
 def read_mask(rewrite: Rewrite, args: AttentionArgs[Any]) -> AttentionArgs[Any]:
-    """Replace the mask in the arguments by a rule and a score function. Keep the mask too if these do not say all of
-    it.
-    """
+    """Replace the mask in the arguments by a rule and a score function. Keep it where these do not say all."""
     mask: Any = args.mask
     dims = axes_of((*shape(args.q)[:3], shape(args.k)[2]))
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)

@@ -189,9 +189,7 @@ def reads_sizes(value: Any) -> bool:
 
 
 def last_at_last(dims: Sequence[Group]) -> Any:
-    """Return the offset that aligns the last query with the last key: key length minus query length (see
-    `Rule.offset`).
-    """
+    """Return the offset that aligns the last query with the last key: key length less query length (`Rule.offset`)."""
     difference = expression(extent(dims[3])) - expression(extent(dims[2]))
     return int(difference) if difference.is_Integer else difference
 
@@ -202,10 +200,7 @@ def node_named(rewrite: Rewrite, name: str) -> Node | None:
 
 
 def split_scale(value: Any) -> tuple[float, Any]:
-    """Split `value` into `(c, f)` with `value = f(c * SCORE)`.
-
-    c is 1 unless every use of the product has the same positive factor.
-    """
+    """Split `value` into `(c, f)` with `value = f(c * SCORE)`. c is 1 unless all uses have one positive factor."""
     found: set[Any] = set()
 
     def visit(e: Any) -> None:
@@ -361,9 +356,7 @@ class Text:
         return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
 
     def _floor(self, e: Any) -> str:
-        """Write a floor. An integer quotient is moved halfway between two integers, so that rounding cannot reach
-        either.
-        """
+        """Write a floor. An integer quotient is moved halfway between two integers, which no rounding reaches."""
         top, bottom = sympy.fraction(sympy.together(e))
         if not (top.is_integer and bottom.is_Integer):
             return self._call("floor", self.say(e))

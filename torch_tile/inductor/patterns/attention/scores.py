@@ -265,10 +265,7 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 
 def _has_keys(scores: Scores, keys: Group) -> bool:
-    """Return whether the keys are one dimension of all products.
-
-    Relative positions in two dimensions only have a part of the keys.
-    """
+    """Return whether the keys are one dimension of all products, unlike relative positions in 2D."""
     return all(any(leaves(g) == leaves(keys) for g in p.groups[-2:]) for p in scores.products)
 
 

@@ -96,10 +96,7 @@ def is_product(node: Any) -> bool:
 
 
 def whole(node: Node) -> Node | None:
-    """Return the product that a node is, or that the node is some columns of.
-
-    None if it is neither, or if the addend of the product is no row.
-    """
+    """Return the product that a node is, or is some columns of, unless the product's addend is no row."""
     if is_product(node):
         return node
     part = column_slices.part_of(node)
@@ -260,9 +257,7 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
 
 
 def _single_source(region: Region, node: Node) -> Node | None:
-    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`. None if it can
-    read all.
-    """
+    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`, if any."""
     if is_call(node, *VIEWS):
         return node.args[0]  # type: ignore[return-value]
     if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):

@@ -241,10 +241,7 @@ def _is_product_seen(node: Node) -> bool:
 
 
 def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
-    """Return the pointwise tree that makes the norm's input.
-
-    None if the kernel cannot take such a tree, or if `operands` need its result.
-    """
+    """Return the pointwise tree of the norm's input, unless no kernel takes it or `operands` need its result."""
     total, position = norm.x, ordered(norm.x.graph)
     if not same_shape(shape(total), shape(norm.out)):
         return None

@@ -110,10 +110,7 @@ def match(context: Context) -> None:
 
 
 def _read(root: Node, backward: Collection[Node] = ()) -> Norm | None:
-    """Return the norm around one root, None where there is none; raises Miss for a norm that has no kernel.
-
-    backward: nodes whose reads do not count.
-    """
+    """Return the norm around a root, if any, without reads in `backward`. Raises Miss if it has no kernel."""
     plus = root.args[0]
     if not is_call(plus, aten.add.Tensor):
         if variance_of(plus) is not None:

@@ -33,10 +33,7 @@ def as_one(node: Node) -> Node | None:
 
 
 def _parts(node: Node) -> tuple[Node, int] | None:
-    """Return `(x, dim)` if `node` is `e / e.sum(dim)`, else None.
-
-    e is `exp(x - x.amax(dim))`, or `exp(x)`, which may overflow.
-    """
+    """Return `(x, dim)` if `node` is `e / e.sum(dim)` with e = `exp(x - x.amax(dim))` or `exp(x)`, else None."""
     if not is_call(node, aten.div.Tensor):
         return None
     e, total = arg(node, "self"), arg(node, "other")

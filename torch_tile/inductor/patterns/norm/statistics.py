@@ -148,10 +148,7 @@ _CLAMP = (aten.clamp_min.default, aten.clamp.default, aten.maximum.default)
 
 
 def follow(root: Node, backward: Collection[Node]) -> list[Node]:
-    """Follow a root through casts and views, each the only user of the node before outside `backward`.
-
-    The views restore or repeat the reduced dimension.
-    """
+    """Follow a root through casts and views that restore its dimension, each the one user outside `backward`."""
     chain = [root]
     while (user := only_user(chain[-1], backward)) is not None and (is_floating_cast(user) or puts_back(user)):
         chain.append(user)

@@ -106,10 +106,7 @@ def _capture_one(context: Context, node: Node) -> None:
 
 
 def _narrow(x: Any) -> Any:
-    """Return the half-precision tensor that `x` is a widened copy of, in float32.
-
-    Views between the two are applied to that tensor instead.
-    """
+    """Return the half-precision tensor, with the views applied, that `x` is a widened copy of, in float32."""
     if _is_call(x, "float", "to", "type") and isinstance(x.args[0], Node):
         source = x.args[0]
         wide = val(x).dtype == torch.float32 and val(x).device == val(source).device

@@ -36,9 +36,7 @@ SIZES = {"b": 2, "q": 3, "h": 4, "k": 5, "d": 8}  # sizes of a trial
 
 
 class Scores(NamedTuple):
-    """Scores `[B, Sq, S]`, which are `factor` times those of `tile.index_scores` of q, k and weights; and the nodes
-    between.
-    """
+    """Scores `[B, Sq, S]`: `factor` times those of `tile.index_scores` of q, k and weights; and the nodes between."""
 
     last: Node
     operands: tuple[Node, ...]
