@@ -19,20 +19,7 @@ from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import (
-    COMPARISONS,
-    Address,
-    Binary,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Unary,
-    Var,
-    const,
-)
+from torch_tile.ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Visitor, children, contains, find
 from torch_tile.ir.stmt import Let, Print

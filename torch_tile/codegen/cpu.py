@@ -8,16 +8,7 @@ each thread allocates once per launch.
 from __future__ import annotations
 
 from torch_tile.codegen.c_stmt import Statements, advance
-from torch_tile.codegen.c_text import (
-    PREFIX,
-    Names,
-    Text,
-    foreign_lines,
-    held,
-    is_small,
-    reads_memory,
-    storage,
-)
+from torch_tile.codegen.c_text import PREFIX, Names, Text, foreign_lines, held, is_small, reads_memory, storage
 from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt

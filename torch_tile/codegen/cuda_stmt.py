@@ -24,19 +24,7 @@ from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Var, const
 from torch_tile.ir.node import contains, equal, find
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import (
-    Alloc,
-    Assert,
-    Block,
-    Do,
-    For,
-    If,
-    Kernel,
-    Let,
-    Print,
-    Role,
-    Store,
-)  # fmt: skip
+from torch_tile.ir.stmt import Alloc, Assert, Block, Do, For, If, Kernel, Let, Print, Role, Store  # fmt: skip
 
 
 class CudaStatements(Statements):

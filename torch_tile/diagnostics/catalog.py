@@ -135,10 +135,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
     ),
-    "bad_slice": (
-        "a slice of `{buffer}` {why}",
-        "use A[start:stop], with a positive step in T.copy and T.fill only",
-    ),
+    "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop], with a positive step in T.copy and T.fill only"),
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
@@ -238,10 +235,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "strict: `{buffer}` is read here, and some path to it has not written all that is read",
         "write it on each path, as by `T.clear({buffer})` before; the kernel's `interpret` finds what a call reads so",
     ),
-    "unwritten_result": (
-        "`{buffer}` is returned, but no statement writes it: it would hold garbage",
-        "{fix}",
-    ),
+    "unwritten_result": ("`{buffer}` is returned, but no statement writes it: it would hold garbage", "{fix}"),
     "writes_nothing": (
         "`{name}` writes no tensor: a call of it changes nothing",
         "write a parameter or a result of T.empty, `Y[i] = x` or T.copy(tile, Y)",

@@ -291,8 +291,5 @@ RECOGNISED: dict[str, Callable[[Any], nn.Module | None]] = {
 }
 """How to read a layer, by the name of its class."""
 
-WEIGHTS: dict[str, Callable[[Any], nn.Module | None]] = {
-    "Float8Tensor": _torchao_float8,
-    "Int8Tensor": _torchao_int8,
-}
+WEIGHTS: dict[str, Callable[[Any], nn.Module | None]] = {"Float8Tensor": _torchao_float8, "Int8Tensor": _torchao_int8}
 """How to read an `nn.Linear`, by the name of its weight's class."""

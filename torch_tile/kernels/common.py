@@ -97,12 +97,7 @@ def _gpu(index: int) -> Machine:
 
 
 def strided(
-    name: str,
-    shape: Sequence[Any],
-    dtype: torch.dtype,
-    unit: bool = True,
-    multiple: int = 1,
-    align: int | None = None,
+    name: str, shape: Sequence[Any], dtype: torch.dtype, unit: bool = True, multiple: int = 1, align: int | None = None
 ) -> TensorType:
     """Return the type of a parameter whose strides are known at run time only. With `unit` its last dimension is dense.
 

@@ -16,13 +16,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
 from torch_tile.ir.layout_ops import fit_threads, meeting_elements, refusal, shares_places
-from torch_tile.language.layout_functions import (
-    FreeLayout,
-    MemoryLayout,
-    PartialLayout,
-    constant_sizes,
-    memory_layout,
-)
+from torch_tile.language.layout_functions import FreeLayout, MemoryLayout, PartialLayout, constant_sizes, memory_layout
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, shape_of
 

@@ -39,11 +39,7 @@ _OWN = "the compiler decides it: leave it out, or loop by T.unroll(n)"
 _TYPED = "tiles have their dtype from T.alloc_...(shape, dtype), and what is stored gets it"
 _KEYWORDS = (
     (r"copy|ldg\d+|stg\d+", r"mask|other|boundary_check|pad\w*|predicate", _RAGGED),
-    (
-        r"Kernel",
-        r"grid|blocks?|num_blocks|num_ctas",
-        "the grid comes first, by position: T.Kernel(m, n, threads=128)",
-    ),
+    (r"Kernel", r"grid|blocks?|num_blocks|num_ctas", "the grid comes first, by position: T.Kernel(m, n, threads=128)"),
     (r"Kernel|serial|Parallel", r"(num_)?stages", "loops have stages: for k in T.Pipelined(n, num_stages=3)"),
     (r"Kernel", r"(num_)?warps", "a warp is 32 threads: threads=128 for four"),
     (r"Kernel", r"num_threads|block_dim|threads_per_block", "its name is `threads`"),

@@ -97,11 +97,7 @@ def _at_address(address: Expr, shape: Any, dtype: Any, strides: Any, align: int)
         name, why = "align", f"is {align!r}"
         fix = f"give a power of two from {element.itemsize} on, the bytes of an element"
     elif is_narrow(element) or element.lanes > 1:
-        name, why, fix = (
-            "dtype",
-            f"is {element}",
-            "give uint8, and take the elements of a byte apart",
-        )
+        name, why, fix = ("dtype", f"is {element}", "give uint8, and take the elements of a byte apart")
     if name:
         raise error("bad_argument", None, op="T.make_tensor", name=name, why=why, fix=fix)
     sizes = tuple(map(_named, shape_of(shape, "a tensor's shape")))

@@ -29,16 +29,7 @@ from torch_tile.language.effects import is_of_launch
 from torch_tile.language.loops import Grid, Loop, check_iterable, serial
 from torch_tile.language.misuse import device_key_error
 from torch_tile.language.threads import thread_binding
-from torch_tile.language.trace import (
-    Scope,
-    Tracer,
-    author_span,
-    close_body,
-    let,
-    make_variable,
-    name_symbol,
-    tracer,
-)
+from torch_tile.language.trace import Scope, Tracer, author_span, close_body, let, make_variable, name_symbol, tracer
 from torch_tile.language.values import AssignedType, Handle, TensorType, store_variable, stored
 from torch_tile.language.vectors import VectorVariable
 

@@ -23,30 +23,9 @@ from torch_tile.intrinsics.memory import option
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load, Var
 from torch_tile.ir.node import Rewriter, contains, find, symbols
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Continue,
-    Do,
-    For,
-    If,
-    Let,
-    LoopKind,
-    Role,
-    Stmt,
-    Store,
-    While,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
 from torch_tile.language.thread_roles import Fresh, is_of_a_thread, registers_of, roles_by_threads
-from torch_tile.language.trace import (
-    Tracer,
-    author_span,
-    close_body,
-    describe_statement,
-    tracer,
-    with_span,
-)
+from torch_tile.language.trace import Tracer, author_span, close_body, describe_statement, tracer, with_span
 
 
 def outermost(what: str) -> Tracer:

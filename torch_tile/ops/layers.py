@@ -14,11 +14,7 @@ def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
 
 
 def linear_as_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, activation: str
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
     """Return the arguments of `tile.gemm`, up to the dtype, that compute a linear layer."""
     from torch_tile.kernels.epilogue.program import of_layer

@@ -139,10 +139,7 @@ def show_latent_decoding(machine: Machine) -> bool:
     print(f"  error against float64:   absorbed {wrong:.1e}")
     with progress("timing"):
         times = medians(
-            {
-                "expanded": lambda: run(layer, False, machine.dtype),
-                "absorbed": lambda: run(layer, True, machine.dtype),
-            },
+            {"expanded": lambda: run(layer, False, machine.dtype), "absorbed": lambda: run(layer, True, machine.dtype)},
             seconds=SECONDS,
         )
     print("  time of a step:          " + "   ".join(f"{name} {value * 1e3:.1f} ms" for name, value in times.items()))

@@ -29,16 +29,7 @@ from torch_tile.ir.expr import Var
 from torch_tile.ops import launchers
 from torch_tile.ops.reference import reference
 from torch_tile.runtime import launch_plan
-from torch_tile.runtime.cuda_launch import (
-    NUMBER,
-    SCALAR,
-    TENSOR,
-    CudaLauncher,
-    Launch,
-    Plan,
-    grid_of,
-    slot_of,
-)
+from torch_tile.runtime.cuda_launch import NUMBER, SCALAR, TENSOR, CudaLauncher, Launch, Plan, grid_of, slot_of
 from torch_tile.runtime.host_compiler import csrc_dir
 from torch_tile.runtime.launch import Launcher, bits_of
 from torch_tile.runtime.launch_plan import tensors_in

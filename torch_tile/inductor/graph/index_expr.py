@@ -17,17 +17,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.graph.nodes import (
-    CASTS,
-    COPIES,
-    arg,
-    aten,
-    is_call,
-    known,
-    prims,
-    shape,
-    val,
-)
+from torch_tile.inductor.graph.nodes import CASTS, COPIES, arg, aten, is_call, known, prims, shape, val
 from torch_tile.inductor.graph.pointwise import call_of
 from torch_tile.kernels.epilogue.functions import FUNCTIONS, bind
 

@@ -8,17 +8,7 @@ from typing import Any
 import torch
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import (
-    UNITS,
-    VIEWS,
-    Miss,
-    Rewrite,
-    aten,
-    is_call,
-    known,
-    shape,
-    val,
-)
+from torch_tile.inductor.graph.nodes import UNITS, VIEWS, Miss, Rewrite, aten, is_call, known, shape, val
 
 
 @family(None, "post_grad", 130)

@@ -20,16 +20,7 @@ from torch.fx import GraphModule, Node
 from torch_tile.inductor import compat
 from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
 from torch_tile.inductor.graph.extract import EXTERN, is_extern
-from torch_tile.inductor.graph.nodes import (
-    CAST,
-    EXAMPLE,
-    FROZEN,
-    LAYOUT,
-    PARTS,
-    aten,
-    is_call,
-    val,
-)
+from torch_tile.inductor.graph.nodes import CAST, EXAMPLE, FROZEN, LAYOUT, PARTS, aten, is_call, val
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
 from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
 from torch_tile.inductor.select.real_inputs import known_numbers

@@ -239,15 +239,4 @@ class Sequences:
 
 
 DENSE = Layout()
-__all__ = [
-    "DENSE",
-    "END",
-    "Given",
-    "Layout",
-    "Sequences",
-    "Span",
-    "clear_past",
-    "dense_span",
-    "load_keys",
-    "plan",
-]
+__all__ = ["DENSE", "END", "Given", "Layout", "Sequences", "Span", "clear_past", "dense_span", "load_keys", "plan"]

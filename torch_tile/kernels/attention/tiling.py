@@ -90,11 +90,7 @@ LONG = (
     Config(16, 16, 256, stages=1, shared_probs=True),
     Config(16, 8, 256, stages=1, shared_probs=True),
 )
-SHORT = (
-    Config(16, 128, 128, shared_probs=True),
-    Config(16, 64, 128, shared_probs=True),
-    *LONG[-3:],
-)
+SHORT = (Config(16, 128, 128, shared_probs=True), Config(16, 64, 128, shared_probs=True), *LONG[-3:])
 # Over keys of float8, whose products widen them: several blocks on an SM, so that loads and arithmetic overlap.
 NARROW = (
     *(

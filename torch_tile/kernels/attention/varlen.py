@@ -49,11 +49,7 @@ def gradients(grad: torch.Tensor, args: VarlenArgs[torch.Tensor]) -> Gradients:
     queries = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
     keys = padded.Rows(args.cu_seqlens_k, args.max_seqlen_k)
     dq, dk, dv = padded.gradients(queries.pad(grad), _padded(args))
-    return (
-        queries.unpad(dq, args.q.shape[0]),
-        keys.unpad(dk, args.k.shape[0]),
-        keys.unpad(dv, args.k.shape[0]),
-    )
+    return (queries.unpad(dq, args.q.shape[0]), keys.unpad(dk, args.k.shape[0]), keys.unpad(dv, args.k.shape[0]))
 
 
 def backward_reference(*given: Any, **named: Any) -> Gradients:

@@ -86,9 +86,7 @@ def slopes(text: str, hides: bool = False) -> Sloped:
 
 
 def vjp(
-    text: str,
-    inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
-    grad: torch.Tensor,
+    text: str, inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]], grad: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Compute gradients of the inputs that the result depends on. Each gradient broadcasts to `grad`'s shape.
 

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    compute_dtype as compute_dtype,
-    entry_function,
-    is_unit,
-    machine_of,
-    vector_of,
-)
+from torch_tile.kernels.common import compute_dtype as compute_dtype, entry_function, is_unit, machine_of, vector_of
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters

@@ -14,15 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    Machine,
-    compute_dtype,
-    dense_last,
-    entry_function,
-    machine_of,
-    typical,
-    vector_of,
-)
+from torch_tile.kernels.common import Machine, compute_dtype, dense_last, entry_function, machine_of, typical, vector_of
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of

@@ -15,14 +15,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    Machine,
-    compute_dtype,
-    dynamic,
-    entry_function,
-    machine_of,
-    typical,
-)
+from torch_tile.kernels.common import Machine, compute_dtype, dynamic, entry_function, machine_of, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import scaled
 from torch_tile.kernels.gemm.args import KGroupedScaledGemmArgs, ScaledGemmArgs

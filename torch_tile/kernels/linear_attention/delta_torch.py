@@ -11,12 +11,7 @@ from typing import Any
 import torch
 
 from torch_tile.kernels.common import compute_dtype
-from torch_tile.kernels.linear_attention.args import (
-    GRADIENTS,
-    GatedDeltaRuleArgs,
-    GatedDeltaRuleBackwardArgs,
-    scale_of,
-)
+from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleArgs, GatedDeltaRuleBackwardArgs, scale_of
 
 REFERENCE_CHUNK = 64  # times
 NORM_EPS = 1e-6

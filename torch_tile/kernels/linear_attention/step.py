@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    compute_dtype,
-    entry_function,
-    into,
-    machine_of,
-    power_of_two,
-    strided,
-)
+from torch_tile.kernels.common import compute_dtype, entry_function, into, machine_of, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GatedDeltaRuleStepArgs
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, normalized

@@ -12,14 +12,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    as_rows,
-    compute_dtype,
-    entry_function,
-    machine_of,
-    power_of_two,
-    strided,
-)
+from torch_tile.kernels.common import as_rows, compute_dtype, entry_function, machine_of, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.moe.args import RouteArgs
 

@@ -169,12 +169,7 @@ def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
     totals = [T.Tensor((groups, m, n), spec.dtype)] if spec.keep else []
 
     @T.prim_func
-    def fused_norm(
-        x: x_type,
-        *operands: [*aux_types, *totals],
-        y: T.Tensor((groups, m, n), spec.out),
-        eps: compute,
-    ):
+    def fused_norm(x: x_type, *operands: [*aux_types, *totals], y: T.Tensor((groups, m, n), spec.out), eps: compute):
         with T.Kernel(groups * T.ceildiv(m, rows), threads=config.threads) as bx:
             group = bx // T.ceildiv(m, rows) if spec.is_grouped else 0
             row = (bx % T.ceildiv(m, rows) if spec.is_grouped else bx) * rows

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    compute_dtype,
-    dynamic,
-    entry_function,
-    machine_of,
-    strided,
-    vector_of,
-)
+from torch_tile.kernels.common import compute_dtype, dynamic, entry_function, machine_of, strided, vector_of
 from torch_tile.kernels.epilogue.canonicalize import canonical
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse

@@ -156,11 +156,7 @@ def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
 
     @T.prim_func
     def rms_norm(
-        x: row_type,
-        *operands: [*weights, *extras],
-        y: T.Tensor((m, n), out_dtype),
-        eps: compute,
-        offset: compute,
+        x: row_type, *operands: [*weights, *extras], y: T.Tensor((m, n), out_dtype), eps: compute, offset: compute
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
             start_early()

@@ -13,16 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    as_rows,
-    compute_dtype,
-    dynamic,
-    has_kernels,
-    into,
-    machine_of,
-    strided,
-    vector_of,
-)
+from torch_tile.kernels.common import as_rows, compute_dtype, dynamic, has_kernels, into, machine_of, strided, vector_of
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.kernels.library_jit import library_jit
@@ -128,11 +119,7 @@ def rounded(value: Any, dtype: torch.dtype) -> Any:
 
 
 def quantize_fp8(
-    x: torch.Tensor,
-    group: int,
-    dtype: torch.dtype,
-    out: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
+    x: torch.Tensor, group: int, dtype: torch.dtype, out: torch.Tensor | None = None, scales: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute values and scales as `reference` does. `out` and `scales` may be given, contiguous."""
     if not has_kernels(x):

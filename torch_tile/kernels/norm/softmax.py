@@ -12,16 +12,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    compute_dtype,
-    dynamic,
-    has_kernels,
-    into,
-    is_unit,
-    machine_of,
-    strided,
-    vector_of,
-)
+from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, into, is_unit, machine_of, strided, vector_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.tiling import Config, config_for
 

@@ -207,11 +207,7 @@ def chunk_scores(config: Config, spec: Spec) -> Any:
     s, size, rows, step = Sizes(config, spec), config.chunk, config.rows, config.step
 
     @T.prim_func
-    def ssd_chunk_scores(
-        left: s.keys("left", spec),
-        right: s.keys("right", spec),
-        out: s.scores(config, spec),
-    ):
+    def ssd_chunk_scores(left: s.keys("left", spec), right: s.keys("right", spec), out: s.scores(config, spec)):
         with T.Kernel((size // rows) * (size // step), s.count * s.g, s.b, threads=config.threads) as (bx, by, bz):
             row, column = bx % (size // rows) * rows, bx // (size // rows) * step
             chunk, group = by // s.g, by % s.g

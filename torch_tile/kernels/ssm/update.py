@@ -14,13 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import torch_tile.language as T
-from torch_tile.kernels.common import (
-    compute_dtype,
-    entry_function,
-    machine_of,
-    power_of_two,
-    strided,
-)
+from torch_tile.kernels.common import compute_dtype, entry_function, machine_of, power_of_two, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SelectiveStateUpdateArgs
 from torch_tile.kernels.ssm.tiles import Spec as ScanSpec, step_size

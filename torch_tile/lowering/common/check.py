@@ -37,21 +37,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, contents, equal, find
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Do,
-    For,
-    If,
-    Kernel,
-    Let,
-    LoopKind,
-    Program,
-    Stmt,
-    Store,
-    dimensions,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races

@@ -16,18 +16,7 @@ from typing import Any
 from torch_tile.intrinsics.memory import atomic, cp_async, elements, option
 from torch_tile.ir import dtype as dt, expr, stmt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import (
-    Address,
-    Call,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    const,
-    minimum,
-    select,
-)
+from torch_tile.ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, minimum, select
 from torch_tile.ir.node import find, symbols
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify

@@ -11,35 +11,10 @@ from collections.abc import Iterator
 
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.arith_util import Expand, terms_of
-from torch_tile.ir.expr import (
-    Binary,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    const,
-    maximum,
-    minimum,
-    select,
-)
+from torch_tile.ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
 from torch_tile.ir.node import Rewriter, equal, find, symbols, walk
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Continue,
-    Do,
-    For,
-    If,
-    Let,
-    LoopKind,
-    Program,
-    Stmt,
-    While,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
 from torch_tile.ir.widths import is_compared_exactly
 
 CONDITIONS_PER_LOOP = 2  # most guards of a loop to split at; each doubles its code

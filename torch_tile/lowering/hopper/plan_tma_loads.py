@@ -20,21 +20,7 @@ from torch_tile.ir.expr import Call, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet, mentions
 from torch_tile.ir.node import Node, contains, find, walk
 from torch_tile.ir.scope_facts import Known
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Continue,
-    For,
-    If,
-    Kernel,
-    Let,
-    LoopKind,
-    Role,
-    Stmt,
-    While,
-    calls,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While, calls
 from torch_tile.lowering.pipelining.copy_plan import filling, leaves, why_not_tile
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy

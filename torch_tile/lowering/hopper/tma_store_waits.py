@@ -22,21 +22,7 @@ from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Expr, Load, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, equal, find
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Continue,
-    Do,
-    For,
-    If,
-    Kernel,
-    LoopKind,
-    Program,
-    Stmt,
-    Store,
-    calls,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Stmt, Store, calls
 
 ZERO = const(0, int32)
 

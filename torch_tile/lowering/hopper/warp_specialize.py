@@ -20,13 +20,7 @@ from dataclasses import replace
 
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import MOST_THREADS, UNIT, WARP, WARPGROUP, equal_share
-from torch_tile.intrinsics.bulk import (
-    cluster_arrive,
-    cluster_wait,
-    mbarrier_arrive,
-    mbarrier_wait,
-    warp_arrive,
-)
+from torch_tile.intrinsics.bulk import cluster_arrive, cluster_wait, mbarrier_arrive, mbarrier_wait, warp_arrive
 from torch_tile.intrinsics.wgmma import LARGEST_N
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
@@ -35,19 +29,7 @@ from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, i
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    For,
-    If,
-    Kernel,
-    Let,
-    LoopKind,
-    Program,
-    Role,
-    Stmt,
-    Store,
-)
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.hopper.cluster_multicast import Sharers, multicast_loads
 from torch_tile.lowering.hopper.plan_tma_loads import (

@@ -22,19 +22,7 @@ from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import is_literal, simplify
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    For,
-    If,
-    Kernel,
-    Let,
-    LoopKind,
-    Program,
-    Role,
-    Stmt,
-    calls,
-)
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 from torch_tile.tileop.copy.op import Copy

@@ -43,13 +43,7 @@ from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.pipelining.copies_before import copies_before
 from torch_tile.lowering.pipelining.copy_plan import Branch, Path, first_access, leaves, plan_copies
 from torch_tile.lowering.pipelining.prefetch_addresses import AddressPrefetch
-from torch_tile.lowering.pipelining.schedule import (
-    Item,
-    Schedule,
-    schedule_by_hand,
-    single_schedule,
-    usual_schedule,
-)
+from torch_tile.lowering.pipelining.schedule import Item, Schedule, schedule_by_hand, single_schedule, usual_schedule
 from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.uses import touched_by

@@ -26,21 +26,7 @@ from torch_tile.ir.layout import Digit, Layout, replicated
 from torch_tile.ir.layout_ops import offset_of, owner_of
 from torch_tile.ir.node import Node, Rewriter, children, contains, find, symbols
 from torch_tile.ir.polynomial import structure
-from torch_tile.ir.stmt import (
-    Alloc,
-    Block,
-    Break,
-    Continue,
-    Do,
-    For,
-    If,
-    Let,
-    LoopKind,
-    Print,
-    Stmt,
-    Store,
-    While,
-)
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
 from torch_tile.tileop.parallel.index_map import Index, fits
 from torch_tile.tileop.parallel.nest import Nest, Use, carriers, nest_of
 from torch_tile.tileop.parallel.op import all_dims, contiguous, layout_of, misplaced

@@ -156,10 +156,7 @@ def _fill_up(survey: _Survey, known: Layouts) -> None:
 
 def _conflict(first: Demand, second: Demand) -> TileError:
     """Build the error for two different required layouts of one buffer."""
-    notes = [
-        (first.span, f"{first.layout}   ({first.why})"),
-        (second.span, f"{second.layout}   ({second.why})"),
-    ]
+    notes = [(first.span, f"{first.layout}   ({first.why})"), (second.span, f"{second.layout}   ({second.why})")]
     return error("layout_conflict", second.span, notes, buffer=first.buffer.name)
 
 

@@ -20,20 +20,7 @@ from torch_tile.intrinsics.memory import added, adds_at_once, atomic_add_vector,
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute, terms_of
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import (
-    LOGICAL,
-    Address,
-    Binary,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    binary,
-    cast,
-    const,
-)
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Call, Const, Expr, Load, Select, Var, binary, cast, const
 from torch_tile.ir.idmap import IdMap, mentions
 from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
 from torch_tile.ir.scope_facts import Known

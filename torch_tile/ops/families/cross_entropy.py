@@ -56,8 +56,7 @@ def check_classes(op: str, target: Tensor, ignore_index: int, classes: int) -> N
 def check_smoothing(op: str, label_smoothing: float) -> None:
     """Check that the label smoothing is a share."""
     require_value(
-        0.0 <= label_smoothing <= 1.0,
-        lambda: f"tile.{op}: label_smoothing is {label_smoothing}; expected 0.0 to 1.0",
+        0.0 <= label_smoothing <= 1.0, lambda: f"tile.{op}: label_smoothing is {label_smoothing}; expected 0.0 to 1.0"
     )
 
 

@@ -66,13 +66,7 @@ def _sharding(args: KGroupedScaledGemmArgs[Spec]) -> Rule:
 
 
 def k_grouped_scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    offsets: Tensor,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, *, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """Compute `(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g.
 

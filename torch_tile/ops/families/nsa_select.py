@@ -68,11 +68,7 @@ def _sharding(args: NsaSelectArgs[Spec]) -> Rule:
     heads = args.k_cmp.shape[1]
     return Rule(
         outputs=[("batch", kv_head(heads), "query", "top")],
-        inputs=[
-            ("batch", "head", "query", "d"),
-            ("batch", kv_head(heads), "key", "d"),
-            ("batch", "head", "query"),
-        ],
+        inputs=[("batch", "head", "query", "d"), ("batch", kv_head(heads), "key", "d"), ("batch", "head", "query")],
         # One head of keys has the weights of all heads added up.
         free=("batch",) if heads == 1 else ("batch", "head"),
         even={} if heads == 1 else {"head": heads},

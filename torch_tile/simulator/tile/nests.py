@@ -21,18 +21,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, equal, walk
-from torch_tile.ir.stmt import (
-    Alloc,
-    Break,
-    Continue,
-    For,
-    Let,
-    LoopKind,
-    Print,
-    Store,
-    TileOp,
-    While,
-)
+from torch_tile.ir.stmt import Alloc, Break, Continue, For, Let, LoopKind, Print, Store, TileOp, While
 from torch_tile.simulator.memory import Storage
 from torch_tile.simulator.values import Value
 

@@ -112,10 +112,7 @@ class TmaCopy(Copy):
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="src", why=why, fix=fix))
         elif (self.barrier is None) == (scopes[0] == "global"):
             if self.barrier is None:
-                why, fix = (
-                    "is missing",
-                    "give the mbarrier that waits for the bytes: barrier=full[i]",
-                )
+                why, fix = ("is missing", "give the mbarrier that waits for the bytes: barrier=full[i]")
             else:
                 why, fix = "is given to a copy to global memory", "leave it out: only loads complete an mbarrier"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="barrier", why=why, fix=fix))

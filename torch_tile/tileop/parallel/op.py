@@ -18,14 +18,7 @@ from torch_tile.ir.expr import Const, Expr, const
 from torch_tile.ir.layout import Digit, Layout, spread
 from torch_tile.ir.node import symbols
 from torch_tile.ir.stmt import For
-from torch_tile.tileop.parallel.index_map import (
-    Dim,
-    dims_of_nest,
-    fits,
-    layout_of_buffer,
-    renumbered,
-    threads_of,
-)
+from torch_tile.tileop.parallel.index_map import Dim, dims_of_nest, fits, layout_of_buffer, renumbered, threads_of
 from torch_tile.tileop.parallel.nest import Nest, Use, nest_of
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 

@@ -31,12 +31,7 @@ from torch_tile.tileop.base import (
     tile_op,
 )  # fmt: skip
 from torch_tile.tileop.fill import Fill
-from torch_tile.tileop.reduce.threads import (
-    ThreadReduce,
-    folded_dims,
-    result_layout,
-    source_layout,
-)
+from torch_tile.tileop.reduce.threads import ThreadReduce, folded_dims, result_layout, source_layout
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:

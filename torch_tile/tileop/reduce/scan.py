@@ -31,13 +31,7 @@ from torch_tile.tileop.base import (
     tile_op,
 )
 from torch_tile.tileop.reduce.op import combine, ordered
-from torch_tile.tileop.reduce.threads import (
-    accumulator,
-    coordinate,
-    guarded,
-    steps_of,
-    unrolled,
-)
+from torch_tile.tileop.reduce.threads import accumulator, coordinate, guarded, steps_of, unrolled
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:

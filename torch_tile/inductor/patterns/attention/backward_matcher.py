@@ -73,11 +73,7 @@ def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Coll
             right[y] = each
     results = left.keys() & right.keys() if left and right else left.keys() | right.keys()
     if len(results) != 1:
-        raise Miss(
-            f"of what looks like gradients of a product of attention there are {len(results)}",
-            FIX,
-            at=node,
-        )
+        raise Miss(f"of what looks like gradients of a product of attention there are {len(results)}", FIX, at=node)
     result = results.pop()
     return OfProduct(result, left.get(result), right.get(result))
 

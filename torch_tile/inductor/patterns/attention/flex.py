@@ -206,8 +206,7 @@ def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
             value = _computed(node, values)
             if value is None:
                 raise NoMatch(
-                    f"{name_of(node)} in a modification of flex_attention has no word in the kernel's language",
-                    WORDS,
+                    f"{name_of(node)} in a modification of flex_attention has no word in the kernel's language", WORDS
                 )
             values[node] = value
     raise NoMatch("a modification of flex_attention returns nothing", "return the score")

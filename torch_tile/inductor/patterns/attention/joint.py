@@ -40,13 +40,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.graph.strip_copies import bare, laid_out
 from torch_tile.inductor.patterns.attention import score_program
-from torch_tile.inductor.patterns.attention.backward_matcher import (
-    FIX,
-    OfProduct,
-    is_gradient,
-    of_product,
-    only_for,
-)
+from torch_tile.inductor.patterns.attention.backward_matcher import FIX, OfProduct, is_gradient, of_product, only_for
 from torch_tile.inductor.patterns.attention.masks import LSE
 from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, keys_on_left, place, read
 from torch_tile.inductor.patterns.attention.rewrite import (

@@ -13,15 +13,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from torch_tile.inductor.graph.axes import (
-    Group,
-    arrange,
-    axes_of,
-    leaves,
-    trace,
-    trace_unrounded,
-    unify,
-)
+from torch_tile.inductor.graph.axes import Group, arrange, axes_of, leaves, trace, trace_unrounded, unify
 from torch_tile.inductor.graph.nodes import (
     CAST,
     COPIES,

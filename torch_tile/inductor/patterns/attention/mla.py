@@ -20,15 +20,7 @@ from torch_tile.inductor.graph.nodes import CAST, Rewrite, aten, dtype, equivale
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.graph.strip_copies import drop_copies_of
 from torch_tile.inductor.patterns.attention import masks
-from torch_tile.inductor.patterns.attention.matcher import (
-    Operand,
-    Pattern,
-    Term,
-    place,
-    place_query,
-    read,
-    same_dtype,
-)
+from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.patterns.attention.scores import NoMatch
 from torch_tile.inductor.select import cost_rules
 

@@ -35,15 +35,7 @@ from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscale
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.fit import check_fit
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
-from torch_tile.inductor.patterns.attention.matcher import (
-    Operand,
-    Pattern,
-    Term,
-    place,
-    place_query,
-    read,
-    same_dtype,
-)
+from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.select import cost_rules
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs, BlockSparseArgs

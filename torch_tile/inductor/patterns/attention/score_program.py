@@ -33,13 +33,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.graph.pointwise import WORDS
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.patterns.attention.scores import (
-    Modified,
-    NoMatch,
-    Product,
-    addend_of,
-    aligned,
-)
+from torch_tile.inductor.patterns.attention.scores import Modified, NoMatch, Product, addend_of, aligned
 from torch_tile.kernels.epilogue.canonicalize import canonical
 
 SCORE = sympy.Symbol("score")
