@@ -168,7 +168,9 @@ class _Cpu(Statements):
             stop, bound = self.names.of(Var("stop", dt.int64)), self.text.index(loop.stops[0])
             self.line(f"const int64_t {stop} = {bound};", loop.span)
         var = self.names.of(loop.vars[0])
-        if loop.kind is LoopKind.VECTOR and _is_simd(loop):
+        if loop.kind is LoopKind.VECTOR and all(
+            isinstance(s, Store | Let | If | Block | Alloc) for s in find(loop.body, Stmt)
+        ):
             self.line("#pragma omp simd")
         elif loop.kind is LoopKind.UNROLLED:
             self.line("#pragma GCC unroll 16")
@@ -237,11 +239,6 @@ def scalar_value(var: Var, position: int) -> str:
         return f"({scalar_type(var)})numbers[{position}]"
     text = f"({held(var.dtype)})reals[{position}]"
     return f"tile::rounded<{storage(var.dtype)}>({text})" if is_small(var.dtype) else text
-
-
-def _is_simd(loop: For) -> bool:
-    """Return whether a body may be an OpenMP simd loop: plain statements only."""
-    return all(isinstance(s, Store | Let | If | Block | Alloc) for s in find(loop.body, Stmt))
 
 
 def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:

@@ -16,7 +16,7 @@ from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.intrinsics.matrix import Digits, digits_of
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.expr import Address, Call, cast, to_expr
 from torch_tile.ir.node import Node
 from torch_tile.ir.stmt import Do
 
@@ -87,7 +87,7 @@ def wgmma(
     """
     walks = tuple(() if w is None else (w.swizzle, w.leading, w.stride, w.across) for w in (a_walk, b_walk))
     steps = (cast(to_expr(x), dt.int32) for x in (a_step, b_step))
-    return Do(Call("wgmma", (d, a, b, *steps, _flag(keep)), dt.int32, (n, *types, *walks)))
+    return Do(Call("wgmma", (d, a, b, *steps, cast(to_expr(keep), dt.bool_)), dt.int32, (n, *types, *walks)))
 
 
 def walks_of(call: Call) -> tuple[Descriptor | None, Descriptor]:
@@ -139,11 +139,6 @@ def wgmma_results(d: Address, count: int) -> Do:
     before their wait.
     """
     return Do(Call("wgmma_results", (d,), dt.int32, (count,)))
-
-
-def _flag(value: Any) -> Expr:
-    """Convert to bool."""
-    return cast(to_expr(value), dt.bool_)
 
 
 # Names of types in PTX.

@@ -81,16 +81,13 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if of_values and (any(isinstance(a, Vector) for a in args) or _is_vector(name, args)):
+        if of_values and (
+            any(isinstance(a, Vector) for a in args) or (name in CONVERSIONS and any(_vector_type(a) for a in args))
+        ):
             return _of_vectors(name, function, args, kwargs)
         return _call(name, function, args, kwargs)
 
     return call
-
-
-def _is_vector(name: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a call asks for a scalar as a vector: T.reinterpret(x, "float16x2"), T.cast(x, "float32x4")."""
-    return name in CONVERSIONS and any(_vector_type(a) for a in args)
 
 
 def _vector_type(value: Any) -> DType | None:

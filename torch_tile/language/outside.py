@@ -145,7 +145,7 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
         items = walk.parts(lambda: _items(value)) if value.dtype.hasobject else None
         return items, walk.compared(lambda: _array_key(value))
     if _is_torch(value, "Tensor"):
-        return value, walk.compared(lambda: _tensor_key(value))
+        return value, walk.compared(lambda: repr(value.tolist()) if value.is_inference() else value._version)
     if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
         names = [] if _has_attributes(value) else [each.name for each in fields(value)]
         return walk.parts(lambda: [getattr(value, name, None) for name in names])
@@ -167,11 +167,6 @@ def _items(value: Any) -> list[Any]:
 def _array_key(value: Any) -> Hashable:
     """Return the dtype, the shape and the bytes of a NumPy array or number; no bytes of objects."""
     return str(value.dtype), value.shape, None if value.dtype.hasobject else value.tobytes()
-
-
-def _tensor_key(value: Any) -> Hashable:
-    """Return what changes where the numbers of a tensor change in place."""
-    return repr(value.tolist()) if value.is_inference() else value._version
 
 
 def _has_attributes(value: Any) -> bool:

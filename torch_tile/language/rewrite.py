@@ -186,11 +186,6 @@ def _is_place(target: ast.expr) -> bool:
     return isinstance(target, ast.Attribute)
 
 
-def _names_only(target: ast.Tuple | ast.List) -> bool:
-    """Return whether an assignment target has plain names only."""
-    return all(isinstance(e, ast.Name) for e in target.elts)
-
-
 def _names(target: ast.expr) -> ast.expr:
     """Return the names in a target as a literal tuple of strings (None where it is not a plain name)."""
     if isinstance(target, ast.Tuple):
@@ -253,7 +248,7 @@ class _Reroute(ast.NodeTransformer):
             return [*made, self._put(place, value, at)]
         if isinstance(target, ast.Name):
             value = self._bind(target.id, value, at)
-        elif isinstance(target, ast.Tuple | ast.List) and not _names_only(target):
+        elif isinstance(target, ast.Tuple | ast.List) and not all(isinstance(e, ast.Name) for e in target.elts):
             return self._assign_each(target, value, at)
         elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
             olds = [_lambda(ast.Name(e.id, ast.Load())) for e in target.elts if isinstance(e, ast.Name)]

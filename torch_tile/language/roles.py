@@ -187,7 +187,7 @@ def _is_for_all(one: Stmt) -> bool:
     """Return whether all threads must do a statement together. Raise an author error if roles around it cannot."""
     if isinstance(one, Role) or (_has_roles(one) and not (isinstance(one, For) and one.kind is LoopKind.PARALLEL)):
         return False
-    if _is_private(one) or (is_of_a_thread(one) and _orders(one)):
+    if _is_private(one) or (is_of_a_thread(one) and any(lookup(call.name).by_hand for call in find(one, Call))):
         return False
     own = next((x for x in symbols(one) if isinstance(x, Buffer) and x.scope == "fragment"), None)
     if own is not None or registers_of(one) or _has_roles(one):
@@ -203,11 +203,6 @@ def _is_private(one: Stmt) -> bool:
     if isinstance(one, For | While | If):
         return all(_is_private(s) for b in vars(one).values() if isinstance(b, Block) for s in b.stmts)
     return isinstance(one, Let | Alloc | Break | Continue) or (isinstance(one, Store) and one.buffer.scope == "var")
-
-
-def _orders(one: Stmt) -> bool:
-    """Return whether a statement has calls by which authors order threads."""
-    return any(lookup(call.name).by_hand for call in find(one, Call))
 
 
 def _is_barrier(one: Stmt) -> bool:

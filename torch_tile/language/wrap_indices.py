@@ -41,13 +41,11 @@ def wrap_indices(program: Program) -> Program:
 def _is_signed(index: Expr) -> bool:
     """Return whether an index has a part that may make it negative."""
     return not isinstance(index, Const) and any(
-        isinstance(one, Select | Unary) or (isinstance(one, Binary) and one.op == "-") or _is_below_zero(one)
+        isinstance(one, Select | Unary)
+        or (isinstance(one, Binary) and one.op == "-")
+        or (isinstance(one, Const) and not isinstance(one.value, bool) and one.value < 0)
         for one in find(index, Select, Unary, Binary, Const)
     )
-
-
-def _is_below_zero(one: Any) -> bool:
-    return isinstance(one, Const) and not isinstance(one.value, bool) and one.value < 0
 
 
 class _Wrap(Known):

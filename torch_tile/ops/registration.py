@@ -127,7 +127,7 @@ def _register_gradient(operator: Operator) -> None:
 
         def make_gradient() -> tuple[Callable[..., None], Callable[..., Any]]:
             setup_context, backward = sharded(operator)
-            return setup_context, _of_given(backward)
+            return setup_context, lambda ctx, *grads: backward(ctx, *grads)[: len(ctx.needs_input_grad)]
 
         LIBRARY.impl(operator.name, autograd_kernel(operator.overload, make_gradient), "Autograd", with_keyset=True)
 
@@ -167,14 +167,6 @@ def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Cal
             return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
     return call
-
-
-def _of_given(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `backward` to return no gradients of trailing arguments that a call left to their defaults.
-
-    Where an argument is a list, torch compares what is returned with the arguments that were given.
-    """
-    return lambda ctx, *grads: backward(ctx, *grads)[: len(ctx.needs_input_grad)]
 
 
 def _register_autocast(

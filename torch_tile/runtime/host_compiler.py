@@ -179,7 +179,7 @@ def find_compiler() -> HostCompiler:
             continue
         tried.append(command)
         for machine in _machine_flags():
-            flags = FLAGS + machine + _openmp_flags()
+            flags = FLAGS + machine + (("-Xpreprocessor", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",))
             # The predefined macros show version, instruction sets and that the flags are known, all at once.
             result = _run([*command, *flags, "-dM", "-E", "-x", "c++", os.devnull])
             if result.returncode == 0:
@@ -232,11 +232,6 @@ def _machine_flags() -> Iterator[tuple[str, ...]]:
     yield ("-march=native",)
     yield ("-mcpu=native",)
     yield ()
-
-
-def _openmp_flags() -> tuple[str, ...]:
-    """Return the compiler flags for OpenMP."""
-    return ("-Xpreprocessor", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
 def _openmp_link(clang: bool) -> tuple[str, ...]:

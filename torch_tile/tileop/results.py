@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
-from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, children, contains, equal, find
@@ -53,7 +53,9 @@ def _only_updated(program: Program, tensors: Iterable[Buffer]) -> list[tuple[Buf
     for node in (n for k in program.kernels if missing for n in find(k.body, RegisteredOp, Store, Address)):
         if isinstance(node, RegisteredOp):
             reads, writes = node.accesses()
-            written = [(w.buffer, any(_same(w, r) for r in reads)) for w in writes]
+            written = [
+                (w.buffer, any(w.buffer is r.buffer and equal(w.ranges, r.ranges) for r in reads)) for w in writes
+            ]
         elif isinstance(node, Store):
             same = (n for n in needed(node.value) if n.buffer is node.buffer and equal(n.indices, node.indices))
             written = [(node.buffer, any(True for _ in same))]
@@ -92,11 +94,6 @@ def never_written(program: Program, tensors: Iterable[Buffer]) -> list[Buffer]:
         if not missing:
             break
     return list(missing)
-
-
-def _same(a: Region, b: Region) -> bool:
-    """Return whether two regions are the same part of one buffer."""
-    return a.buffer is b.buffer and equal(a.ranges, b.ranges)
 
 
 def needed(value: Node) -> Iterator[Load]:

@@ -49,11 +49,6 @@ def is_local(buffer: Any) -> bool:
     return buffer_of(buffer).scope == SPELLINGS["local"]
 
 
-def _plain(size: Any) -> Any:
-    """Return a constant size as an int."""
-    return int(size.value) if isinstance(size, Const) else size
-
-
 def array_reduce(array: Sequence[int]) -> int:
     """Return the product of sizes."""
     return math.prod(array)
@@ -70,7 +65,7 @@ def to_buffer_region(value: Any) -> Region:
 def retrieve_shape(value: Any) -> list[Any]:
     """Return the sizes of a buffer, or of a region's ranges; ones for an element."""
     if isinstance(value, Region):
-        return [_plain(each.extent) for each in value.ranges]
+        return [int(each.extent.value) if isinstance(each.extent, Const) else each.extent for each in value.ranges]
     if isinstance(value, Load):
         return [1] * value.buffer.rank
     return list(Handle(buffer_of(value)).shape)

@@ -137,7 +137,7 @@ def _entry(number: int, rows: list[Row]) -> str:
         _why_not(row),
         _bars(row),
         _roofline(row),
-        _schedules([kernel for r in rows for kernel in r.kernels]),
+        "".join(map(_schedule, dict.fromkeys([kernel for r in rows for kernel in r.kernels]))),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
@@ -235,11 +235,6 @@ def _scaled(count: int, unit: str) -> str:
         if count >= 10**power:
             return f"{count / 10**power:.3g} {prefix}{unit}"
     return f"{count} {unit}"
-
-
-def _schedules(kernels: list[JITKernel]) -> str:
-    """Write the schedule report of each kernel that ran."""
-    return "".join(map(_schedule, dict.fromkeys(kernels)))
 
 
 def _schedule(kernel: JITKernel) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.hardware import BOARDS, Board, rates_of
+from torch_tile.hardware import BOARDS, rates_of
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, bind, is_tensor, val
 from torch_tile.ops.registry import operator_of
@@ -50,12 +50,10 @@ class Peak:
         return "arithmetic" if cost.flops / rate > cost.bytes / self.bandwidth else "memory"
 
 
-def _peak(board: Board) -> Peak:
-    """Return the peak rates of a board."""
-    return Peak({getattr(torch, name): rate for name, rate in rates_of(board).items()}, board.bandwidth * 1e12)
-
-
-PEAKS = {name: _peak(board) for name, board in BOARDS.items()}
+PEAKS = {
+    name: Peak({getattr(torch, name): rate for name, rate in rates_of(board).items()}, board.bandwidth * 1e12)
+    for name, board in BOARDS.items()
+}
 """Peak of each GPU, by the device name that the driver reports."""
 
 

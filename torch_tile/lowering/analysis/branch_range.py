@@ -10,7 +10,7 @@ from torch_tile.ir.expr import Binary, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import contains, find, symbols
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Block, For, If, Let
+from torch_tile.ir.stmt import For, If, Let
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.tileop.base import RegisteredOp
 
@@ -32,7 +32,7 @@ def taken_until(place: int, loop: For) -> Expr | None:
 def _iteration(place: int, loop: For, begins: bool) -> Expr | None:
     """Compute the iteration where a branch begins (`begins`) or ends, from the parts of its condition."""
     one, k = loop.body.stmts[place], loop.vars[0]
-    if not isinstance(one, If) or one.otherwise.stmts or not _is_work(one.then):
+    if not isinstance(one, If) or one.otherwise.stmts or not contains(one.then, RegisteredOp, For):
         return None
     condition = one.condition
     for let in reversed([s for s in loop.body.stmts[:place] if isinstance(s, Let)]):
@@ -42,11 +42,6 @@ def _iteration(place: int, loop: For, begins: bool) -> Expr | None:
     if len(known) < len(found) or not _is_settled(known, loop):
         return None
     return reduce(lambda a, b: binary("min" if begins else "max", a, b), known)
-
-
-def _is_work(branch: Block) -> bool:
-    """Return whether a branch computes something; a mere arrival at a barrier is not worth another loop."""
-    return contains(branch, RegisteredOp, For)
 
 
 def _parts(condition: Expr, op: str) -> Iterator[Expr]:

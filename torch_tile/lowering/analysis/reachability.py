@@ -132,7 +132,9 @@ class Path:
 
     def _roots(self, expr: Expr) -> Roots | None:
         """Return the variables that decide a value; None if anything else decides it, too."""
-        if contents(expr) & (Load.bit | Call.bit) and any(not _is_abs(n) for n in find(expr, Load, Call)):
+        if contents(expr) & (Load.bit | Call.bit) and any(
+            not (isinstance(n, Call) and n.name == "abs") for n in find(expr, Load, Call)
+        ):
             return None
         found = NONE
         for var in find(expr, Var):
@@ -245,8 +247,3 @@ def _ends(one: Node, iterations: bool) -> bool:
     if isinstance(one, For):
         return any(True for _ in find(one, Assert, While))
     return any(_ends(child, iterations) for child in children(one))
-
-
-def _is_abs(node: Load | Call) -> bool:
-    """Return whether a node is a call of `abs`."""
-    return isinstance(node, Call) and node.name == "abs"

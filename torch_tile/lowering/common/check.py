@@ -321,7 +321,11 @@ class _Check(Rewriter):
         if found is not None and found.convergent in ("warp", "role") and not _is_for_all(found) and self.runs:
             splits = comers(self.guards, self.names, self.here)[1]
             if splits is not None:
-                self._report_meeting(_parted_warp(self.place, splits))
+                self._report_meeting(
+                    diagnose(
+                        "parted_warp", self.place, _where(splits), what=_called(self.place), condition=repr(splits)
+                    )
+                )
         return self.children(call)
 
     def _all_come(self) -> bool:
@@ -522,11 +526,6 @@ def _parted_barrier(place: Span | None, condition: Expr, whole: str) -> Diagnost
     return diagnose("parted_barrier", place, _where(condition), what=what, condition=text, whole=whole)
 
 
-def _parted_warp(place: Span | None, condition: Expr) -> Diagnostic:
-    """Make the error for an exchange of a warp to which only some lanes come."""
-    return diagnose("parted_warp", place, _where(condition), what=_called(place), condition=repr(condition))
-
-
 def _where(condition: Expr) -> list[tuple[Span | None, str]]:
     """Return a note about the place of a condition that parts threads; none if that is unknown."""
     return [] if condition.span is None else [(condition.span, "here the threads part")]
@@ -563,15 +562,14 @@ def _moves(expr: Expr) -> bool:
 
 def check_limits(program: Program, build: Build) -> Program:
     """Return the program unchanged, or raise one TileError with every finding. Launches check run-time sizes."""
-    found = [each for kernel in program.kernels for each in _findings(kernel, build)]
+    found = [
+        each
+        for kernel in program.kernels
+        for each in [*_check_threads(kernel, build), *_check_grid(kernel, build), *_check_tiles(kernel, build)]
+    ]
     if found:
         raise TileError(*found)
     return program
-
-
-def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
-    """Return all errors of a kernel's limits."""
-    return [*_check_threads(kernel, build), *_check_grid(kernel, build), *_check_tiles(kernel, build)]
 
 
 def _check_tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:

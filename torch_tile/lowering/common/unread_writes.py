@@ -49,7 +49,13 @@ class _Needed:
         lines = {node.span for node, _, _ in writes if node in self.needed}  # one line may be unrolled by Python
         seen: IdSet[Buffer] = IdSet()  # written or passed on behind
         for node, read, written in reversed(writes):
-            if node in self.needed or node.span in lines or isinstance(node, Fill) or _is_of_library(node):
+            if (
+                node in self.needed
+                or node.span in lines
+                or isinstance(node, Fill)
+                or node.span is None
+                or node.span.file.startswith(_PACKAGE)  # a macro of ours, whose caller reads a part
+            ):
                 continue
             for buffer in written - seen:
                 early = next((each.span for each, r, _ in writes if each in self.needed and buffer in r), None)
@@ -80,11 +86,6 @@ class _Needed:
         if isinstance(node, Stmt):
             self.needed.add(node)
         return after | reads
-
-
-def _is_of_library(node: Stmt) -> bool:
-    """Return whether a statement stands in a file of this package, as a macro whose caller reads a part."""
-    return node.span is None or node.span.file.startswith(_PACKAGE)
 
 
 def _accesses(node: Node) -> tuple[IdSet[Buffer], IdSet[Buffer]]:

@@ -185,15 +185,10 @@ class _InPlace(Rewriter):
         source, tile = copy.src.buffer, copy.dst.buffer
         if source.scope != "global" or tile.scope == "global" or source.dtype != tile.dtype:
             return False
-        if self.writes[source] or source in self.stored or not _has_dense_rows(source):
+        if self.writes[source] or source in self.stored or (source.strides and not is_one(source.strides[-1])):
             return False
         alone = self.writes[tile] == self.reads[tile] == 1 and tile not in self.elements
         return alone and copy.dst.is_whole and _is_matrix(copy.src, copy.dst)
-
-
-def _has_dense_rows(source: Buffer) -> bool:
-    """Return whether the last dimension of a tensor is contiguous."""
-    return not source.strides or is_one(source.strides[-1])
 
 
 def _is_matrix(source: Region, tile: Region) -> bool:

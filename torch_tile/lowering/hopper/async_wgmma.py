@@ -305,7 +305,7 @@ class _Async(Rewriter):
             *_results(parts.first),
             *_all(following, parts.release),
             *_all(following, free),
-            wgmma_wait(0, behind=_have_8_bit_operands(parts.second)),
+            wgmma_wait(0, behind=all(s.A.buffer.dtype.bits == 8 for s in parts.second if isinstance(s, Gemm))),
             *_results((*parts.first, *parts.second)),
             *_all(same, parts.last),
             *_all(following, bound),
@@ -676,15 +676,6 @@ def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
     """Return markers after which the program may use the results of the products in `stmts`."""
     fragments = IdMap((s.C.buffer, s.C) for s in stmts if isinstance(s, Gemm))
     return [WgmmaResults(region, span=region.span) for region in fragments.values()]
-
-
-def _have_8_bit_operands(stmts: Sequence[Stmt]) -> bool:
-    """Return whether all products among statements have 8-bit operands.
-
-    These take as long as the exponentials beside them: with the wait behind these, attention took 0.85 of its time on
-    an H100. With 16-bit operands products take twice as long, and it took 1.06 (docs/perf-log.md).
-    """
-    return all(s.A.buffer.dtype.bits == 8 for s in stmts if isinstance(s, Gemm))
 
 
 def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:

@@ -104,7 +104,7 @@ def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
     for one in _starts(stmts):
         again = iterations and not any(t in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
-        to = next((n for n in later if _touches(stmts[n], one.tiles) and not _is_start(stmts[n])), None)
+        to = next((n for n in later if IdSet(one.tiles).any_in(stmts[n]) and not _is_start(stmts[n])), None)
         if to is None:
             continue
         moved.add(one.place)
@@ -145,11 +145,6 @@ def _ends(node: object, how: Sync) -> bool:
     """Return whether a call commits (`how` is COMMIT) or waits for (DRAIN) groups of bulk stores."""
     found = intrinsic_of(node)
     return found is not None and (found.engine, found.sync) == (Engine.BULK, how)
-
-
-def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
-    """Return whether a statement touches one of the tiles."""
-    return IdSet(tiles).any_in(one)
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:

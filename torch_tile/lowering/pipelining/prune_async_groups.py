@@ -16,7 +16,7 @@ from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contains, find
+from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import trips
@@ -87,7 +87,7 @@ class _Groups:
         if isinstance(one, If):
             return self.block(one.then, ways) | self.block(one.otherwise, ways)
         if isinstance(one, For | While):
-            return self.loop(one, ways) if _counts(one) else ways
+            return self.loop(one, ways) if any(map(_is_copy, find(one, Call))) else ways
         call = one.call if isinstance(one, Do) else None
         if not isinstance(call, Call) or not _is_copy(call):
             return ways
@@ -130,11 +130,6 @@ class _Groups:
     def agree(self) -> bool:
         """Return whether commits can go: each wait that stays counts the same on all ways."""
         return all(len(count) == 1 for wait, count in self.counts.items() if wait in self.needed)
-
-
-def _counts(node: Node) -> bool:
-    """Return whether a statement starts asynchronous copies."""
-    return any(map(_is_copy, find(node, Call)))
 
 
 def _is_copy(call: Call) -> bool:

@@ -562,7 +562,7 @@ class Walk:
             if iteration == DIVERGENT_PASSES and self.divergent:  # only some threads come here: no barrier is possible
                 ends = self._anywhere(loop, ends)
                 break
-            before, back = back, self._next(loop, ends)
+            before, back = back, ends.earlier(self.shifts.of(loop, leave=False))
             if self.facts.is_divergent_loop(loop):
                 back.leave(self.splits - 1)
             if iteration > PASSES:  # from here on the state only grows, up to all accesses of the body
@@ -625,10 +625,6 @@ class Walk:
             read = (*one.starts, *one.stops) if isinstance(one, For) else (one.condition,)
             self.read[one] = [a for part in read for a in self.facts.collector.of(part, (), self.conditions)]
         return self.read[one]
-
-    def _next(self, loop: For | While, state: State) -> State:
-        """Return the state that an iteration leaves, as the next one sees it."""
-        return state.earlier(self.shifts.of(loop, leave=False))
 
 
 def _end_of(block: Block) -> Place:

@@ -176,17 +176,9 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
     for dim in dims:
         size = access.buffer.shape[dim]
         base = _base(indices[dim], size)
-        if base is not None and not _has_let(base):
+        if base is not None and not any(e.role == "let" for e in find(base, Var)):
             indices[dim] = simplify(binary("%", base + iterations, size))
     return replace(access, indices=tuple(indices))
-
-
-def _has_let(base: Expr) -> bool:
-    """Return whether a version index holds the variable of a Let, so that its first iteration is unknown.
-
-    Such a version is not expressed by the next loop's variable: every loop around would then count it anew.
-    """
-    return any(e.role == "let" for e in find(base, Var))
 
 
 def _base(index: Expr, size: Expr) -> Expr | None:

@@ -314,16 +314,16 @@ def _without_index_names(body: Block, var: Var) -> Block:
     stmts: list[Stmt] = []
     for s in body.stmts:
         new = inline(s)
-        if isinstance(new, Let) and new.var.dtype.is_integer and mentions(new.value, var) and not _loads(new.value):
+        if (
+            isinstance(new, Let)
+            and new.var.dtype.is_integer
+            and mentions(new.value, var)
+            and not contains(new.value, Load)
+        ):
             known[new.var] = new.value
         else:
             stmts.append(new)
     return Block(tuple(stmts), span=body.span)
-
-
-def _loads(expr: Expr) -> bool:
-    """Return whether an expression reads memory."""
-    return contains(expr, Load)
 
 
 def _is_ordered(body: Block) -> bool:
@@ -334,7 +334,9 @@ def _is_ordered(body: Block) -> bool:
     for s in body.stmts:
         for node in _loads_of(s):
             store = stored.get(node.buffer)
-            if store is not None and (node.buffer in done or not _same_place(node.indices, store.indices)):
+            if store is not None and (
+                node.buffer in done or not all(equal(x, y) for x, y in zip(node.indices, store.indices, strict=True))
+            ):
                 return False
         if (place := _target(s)) is not None:
             done.add(place.buffer)
@@ -351,11 +353,6 @@ def _target(s: Stmt) -> Store | Address | None:
 def _loads_of(s: Stmt) -> Sequence[Load]:
     """Return the loads in a statement's values."""
     return [n for child in children(s) for n in find(child, Load)]
-
-
-def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    """Return whether two index tuples are equal."""
-    return all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 # Conditions inside vectorised loops: whether all steps agree on them, and when they hold in all steps.

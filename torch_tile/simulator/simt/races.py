@@ -297,7 +297,7 @@ class VectorClock(Clock):
         mine = {
             first: known
             for heard, column in self.news
-            if self._are_after_start_of(ids, column)
+            if (self.known[ids, column] >= self.first).all()
             for first, known in heard.blocks.items()
         }
         mine[self.first] = self.release(ids)
@@ -310,10 +310,6 @@ class VectorClock(Clock):
         column = self.agent("the blocks that arrived before", len(self.news))
         self.news.append((Heard(left, self.lanes), column))
         self.learn(ids, column, self.time(0))
-
-    def _are_after_start_of(self, ids: Array, column: int) -> bool:
-        """Return whether what a column did before this block began is ordered before these threads."""
-        return bool((self.known[ids, column] >= self.first).all())
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
         """Mark the accesses of earlier blocks, by their time stamps, that nothing orders before this access."""

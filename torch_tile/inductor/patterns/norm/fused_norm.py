@@ -166,7 +166,7 @@ def fuse(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     writer = RowsWriter(behind, norm)
     epilogue = writer.text(last)
     front = _in_front(norm, last, writer.aux)
-    plain_sum = front is not None and _text_in_front(norm, front) == _SUM
+    plain_sum = front is not None and canonical(RowsWriter(front[0]).text(norm.x)) == _SUM
     if front is not None and not late and _product_takes(context, norm, front):
         front = None
     pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
@@ -219,11 +219,6 @@ def _behind(norm: Norm) -> tuple[Region, Node]:
 
 Front = tuple[Region, bool]
 """The tree that makes a norm's input, as a region from its first operand; and whether other nodes read its result."""
-
-
-def _text_in_front(norm: Norm, front: Front) -> str:
-    """Return the prologue text of the region in front of a norm."""
-    return canonical(RowsWriter(front[0]).text(norm.x))
 
 
 def _product_takes(context: Context, norm: Norm, front: Front) -> bool:

@@ -46,18 +46,13 @@ def _alike(softmax: Node, neighbours: Any) -> list[Node] | None:
     count, found, products = product(shape(softmax)), [softmax], 0
     for node in found:  # grows meanwhile
         for each in neighbours(node):
-            if _is_product(each):
+            if getattr(each.target, "__name__", each.target) in PRODUCTS:
                 products += 1
             elif each not in found and is_tensor(each) and known(product(shape(each)) == count):
                 found.append(each)
         if len(found) > MOST_BETWEEN:
             return None
     return found if products else None
-
-
-def _is_product(node: Node) -> bool:
-    """Return whether a node is a matrix product."""
-    return getattr(node.target, "__name__", node.target) in PRODUCTS
 
 
 def _make_numbers(node: Node) -> None:
