@@ -220,7 +220,7 @@ def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None)
 
 @dataclass
 class Candidate:
-    """One configuration that a search tries, with what the search learns of it.
+    """One configuration of an autotuner's search, with its program, estimate, kernel and measured time.
 
     `note` says why the search left it out, "" while it did not; `failure` names the line.
     """

@@ -45,8 +45,8 @@ _NUMBERS: dict[object, Kind] = {
 }  # fmt: skip
 
 
-def _at_least(least: int) -> Kind:
-    """Return what an integer parameter with a bound takes."""
+def _bounded_integer(least: int) -> Kind:
+    """Return the check of integers of at least `least`, and its description."""
     is_integer = _NUMBERS[int][0]
     return lambda x: is_integer(x) and not (isinstance(x, int) and x < least), f"an integer of at least {least}"
 
@@ -55,9 +55,9 @@ _FLOATS: Kind = (
     lambda x: type(x).__name__ == "dtype" and bool(getattr(x, "is_floating_point", False)),
     "a torch.dtype of floats",
 )
-Size: TypeAlias = Annotated[int, _at_least(0)]
+Size: TypeAlias = Annotated[int, _bounded_integer(0)]
 """How many there are of something: features, pages."""
-Count: TypeAlias = Annotated[int, _at_least(1)]
+Count: TypeAlias = Annotated[int, _bounded_integer(1)]
 """The same of what others are divided by, as heads."""
 FloatDtype: TypeAlias = Annotated["torch.dtype", _FLOATS]
 """The dtype of parameters."""
@@ -65,12 +65,11 @@ FloatDtype: TypeAlias = Annotated["torch.dtype", _FLOATS]
 
 def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
     """Check all arguments of a function that is called seldom; its TypeError names the one that does not fit."""
+    from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
-        if "torch" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            return function(*args, **named)  # Dynamo does not trace signatures
-        if problem := misfit(function, args, named):
+        if not is_dynamo_compiling() and (problem := misfit(function, args, named)):  # Dynamo traces no signatures
             raise problem
         return function(*args, **named)
 

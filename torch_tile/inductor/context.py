@@ -156,7 +156,7 @@ class Context:
             self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, [anchor], None, why)
 
     @contextlib.contextmanager
-    def missing(self, family: str, anchor: Node) -> Iterator[None]:
+    def recording_miss(self, family: str, anchor: Node) -> Iterator[None]:
         """Record the Miss that ends the `with`, if one does."""
         try:
             yield

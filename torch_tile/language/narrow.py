@@ -175,8 +175,8 @@ def widen(program: Program) -> Program:
     return _Wide().program(program)
 
 
-def widened_parameter(param: Buffer) -> Buffer:
-    """Return the parameter that `widen` puts in place of `param`: bytes for float4; `param` itself if not narrow."""
+def container_parameter(param: Buffer) -> Buffer:
+    """Return the parameter that holds a narrow `param`: bytes for float4. Return other parameters as they are."""
     return _Wide().buffer(param)
 
 

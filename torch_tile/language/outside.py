@@ -215,12 +215,12 @@ class OuterRead:
     cell: CellType | None
     attributes: tuple[str, ...]
 
-    def value_now(self, names: Mapping[str, Any]) -> Any:
-        """Return the value now, or the object before an attribute that is missing; `OuterRead` if a name is unbound."""
+    def current_value(self, names: Mapping[str, Any]) -> Any:
+        """Return the present value, or the object that lacks the next attribute; `OuterRead` for an unbound name."""
         return self.reached(names)[0]
 
     def reached(self, names: Mapping[str, Any]) -> tuple[Any, int]:
-        """Return `value_now`, and the number of attributes on the way to it."""
+        """Return `current_value`, and the number of attributes on the way to it."""
         if self.cell is None:
             found = names.get(self.name, OuterRead)
         else:
@@ -300,12 +300,12 @@ class Outside(Version):
 
     def values(self) -> list[Any]:
         """Return what the function reads now, and the defaults of its parameters."""
-        read = [each.value_now(self.globals) for each in self.reads]
+        read = [each.current_value(self.globals) for each in self.reads]
         return [*read, self.function.__defaults__, self.function.__kwdefaults__]
 
     def _may_change(self, read: OuterRead, of_library: bool) -> bool:
         """Return whether a program may bind a name anew, or change what it stands for."""
-        root = OuterRead(read.name, read.cell, ()).value_now(self.globals)
+        root = OuterRead(read.name, read.cell, ()).current_value(self.globals)
         if of_library:
             return isinstance(root, (*PLAIN, tuple))
         if root is OuterRead:

@@ -24,7 +24,7 @@ from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.bindings import BoundKernel
 from torch_tile.language.kernel_calls import bind, check_function
-from torch_tile.language.narrow import widen, widened_parameter
+from torch_tile.language.narrow import container_parameter, widen
 from torch_tile.language.outside import exact_key
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
@@ -663,7 +663,7 @@ class _Run:
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         if tensor is not ABSENT:
-            self.facts += facts_of(widened_parameter(symbol), tensor)
+            self.facts += facts_of(container_parameter(symbol), tensor)
         if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
 

@@ -580,7 +580,7 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace the `else` of a loop with a `break` by an `if` after the loop, on how the recorder saw it end."""
+    """Replace the `else` of a loop with a `break` by an `if` after it, which asks how the loop ended."""
     out: list[ast.stmt] = []
     for stmt in stmts:
         out.append(stmt)

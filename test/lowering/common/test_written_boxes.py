@@ -7,7 +7,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.lowering.common.check import check_kernel
-from torch_tile.lowering.common.written_boxes import missing
+from torch_tile.lowering.common.written_boxes import uncovered
 from torch_tile.simulator.tile.interpreter import evaluate
 
 
@@ -168,5 +168,5 @@ def test_parts_of_boxes():
     points = {(i, j) for i in range(6) for j in range(5)}
     for (a, b), (c, d) in others:
         points -= {(i, j) for i in range(a, b) for j in range(c, d)}
-    parts = [[(i, j) for i in range(a, b) for j in range(c, d)] for (a, b), (c, d) in missing(box, others)]
+    parts = [[(i, j) for i in range(a, b) for j in range(c, d)] for (a, b), (c, d) in uncovered(box, others)]
     assert sorted(p for part in parts for p in part) == sorted(points)

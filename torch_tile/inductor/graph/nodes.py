@@ -236,7 +236,7 @@ def _converted(number: float, kind: torch.dtype) -> float:
 
 
 def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
-    """Return `(x, c)` if `node` is one of `targets` on a tensor x and a number c, in any order, else None."""
+    """Return `(x, c)` if `node` applies one of `targets` to a tensor x and a number c, in any order."""
     if not is_call(node, *targets) or len(node.args) < 2 or node.kwargs.get("alpha", 1) != 1:
         return None
     x, y = node.args[0], node.args[1]

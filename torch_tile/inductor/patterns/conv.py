@@ -34,7 +34,7 @@ def match(context: Context) -> None:
     """Replace every convolution that a kernel of ours computes."""
     for node in list(context.graph.nodes):
         if is_call(node, aten.convolution.default):
-            with context.missing("conv", node):
+            with context.recording_miss("conv", node):
                 _replace(context, node)
 
 

@@ -39,7 +39,7 @@ def _fuse(context: Context, node: Node, kernel: JITKernel) -> None:
     region, out = found
     rewrite = Rewrite(out)
     aux, kinds, text = epilogue.write_program(region, out, rewrite)
-    with context.missing("own_kernel", node):
+    with context.recording_miss("own_kernel", node):
         if why := _refusal(kernel, kinds, text, aux, dtype(out)):
             rewrite.discard()
             raise Miss(f"the kernel {kernel.__name__} takes no epilogue: {why}", "store its result by T.copy, once")

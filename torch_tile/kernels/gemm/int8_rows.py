@@ -235,8 +235,7 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
 @library_jit
 def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
-    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` for one ordered row a, given as runs
-    of columns (runs, width).
+    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` for a row `[runs, width]`.
 
     Slices of a run each take the places of rows (see row_dequant.py). A block holds `held` runs: all, and zeros behind.
     `config.blocks` blocks take one tile of the weights after the other. A step has `config.stages` runs of a slice.

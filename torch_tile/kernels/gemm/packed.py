@@ -254,7 +254,7 @@ class Spec:
         return self.storage.aligned and self.operand.itemsize == 2 and long
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and those of all other operands, one for each matrix."""
+        """Return m, n and k of a problem, the type of a, and those of all other operands."""
         storage = self.storage
         wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)

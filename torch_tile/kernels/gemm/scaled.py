@@ -168,7 +168,7 @@ class Spec:
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, and the types of a, b (or so many `matrices`), scales and other operands."""
+        """Return m, n and k of a problem, and the types of all operands. `matrices` b are there, or one."""
         vector = self.product.vector
         m, n, k = T.dynamic("m"), dynamic("n", self.pieces), dynamic("k", vector)
         a = strided("a", (m, k), self.stored[0], multiple=vector)

@@ -43,6 +43,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     config_for,
     join,
     learn,
+    load_decay_sums,
     load_rows,
     load_times,
     most_keys,
@@ -51,7 +52,6 @@ from torch_tile.kernels.linear_attention.tiles import (
     store_inverse,
     store_rows,
     sum_decays,
-    sum_times,
     teach,
     weigh_times,
 )
@@ -97,7 +97,7 @@ def chunk_pairs(config: Config, spec: Spec) -> Any:
             if spec.packed:
                 load_times(s, others[0], others[1], (bz, first, count, head), own, factor)
             else:
-                sum_times(s, others, (bz, first, count, head), own, factor)
+                load_decay_sums(s, others, (bz, first, count, head), own, factor)
             for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
                 at = n * tile
                 T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
@@ -278,7 +278,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
     segments = config.segments
-    of_segments, parts = s.of_segments() if segments > 1 else [], len(s.pairs_of_delta())
+    segment_types, parts = s.segment_types() if segments > 1 else [], len(s.pairs_of_delta())
 
     @T.prim_func
     def delta_scan_outputs(
@@ -288,7 +288,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         weights: s.pairs(),
-        *others: [*s.pairs_of_delta(), *of_segments, *s.initial()],
+        *others: [*s.pairs_of_delta(), *segment_types, *s.initial()],
         out: s.like_values(),
         last: s.state_of_sequences(),
         slots: T.int32,

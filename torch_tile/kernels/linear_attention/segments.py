@@ -63,7 +63,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
     They begin with the identity, and values that they read are behind the last one and so 0.
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.fused_values
-    segments, of_segments = s.segments, s.of_segments()
+    segments, segment_types = s.segments, s.segment_types()
 
     @T.prim_func
     def delta_scan_segments(
@@ -72,8 +72,8 @@ def scan_segments(config: Config, spec: Spec) -> Any:
         seen: s.per_time(),
         left: s.per_time(),
         *others: s.pairs_of_delta(),
-        own_states: of_segments[0],
-        transitions: of_segments[1],
+        own_states: segment_types[0],
+        transitions: segment_types[1],
         slots: T.int32,
     ):
         tiles = T.ceildiv(s.v, columns)
@@ -126,12 +126,12 @@ def join_segments(config: Config, spec: Spec) -> Any:
     of what a segment adds.
     """
     s, compute, rows, columns = Sizes(config, spec), spec.compute, config.keys, config.fused_values
-    of_segments, size, reverse = s.of_segments(), config.segments, spec.reverse
+    segment_types, size, reverse = s.segment_types(), config.segments, spec.reverse
 
     @T.prim_func
     def delta_join_segments(
-        own_states: of_segments[0],
-        transitions: of_segments[1],
+        own_states: segment_types[0],
+        transitions: segment_types[1],
         *others: s.initial(),
         segment_states: s.segment_states(),
     ):

@@ -233,9 +233,10 @@ class Sizes:
         """Return the type of the transposed state before each segment, `[sequences, segments, H, V, K]`."""
         return T.Tensor((self.sequences, self.config.segments, self.h, self.v, self.k), self.spec.compute)
 
-    def of_segments(self) -> list[Any]:
-        """Return the types of what segments add to a state of 0, `[sequences, segments, H, V, K]`, and of their
-        transitions, `[sequences, segments, H, K, K]`.
+    def segment_types(self) -> list[Any]:
+        """Return the types of the states that segments add, `[sequences, segments, H, V, K]`, and of their transitions.
+
+        Transitions are `[sequences, segments, H, K, K]`.
         """
         shape = self.sequences, self.segments, self.h
         own = T.Tensor((*shape, self.v, self.k), self.spec.compute)
@@ -294,10 +295,10 @@ def load_times(s: Any, decays: Any, betas: Any, place: tuple[Any, ...], logs: An
 
 
 @T.macro
-def sum_times(s: Any, others: Any, place: tuple[Any, ...], logs: Any, rates: Any) -> None:
-    """Add up the decays of a chunk and load its betas. Store what `sum_decays` does, where nothing is packed.
+def load_decay_sums(s: Any, others: Any, place: tuple[Any, ...], logs: Any, rates: Any) -> None:
+    """Sum the log decays of a chunk over its times into `logs`, and load its betas into `rates`.
 
-    others: the operands of `sum_decays`.
+    others: the operands of `sum_decays`, whose results it stores for sequences that are not packed.
     """
     (bz, first, count, head), compute, at = place, s.spec.compute, len(s.times())
     decays, betas, seen, left = others[at : at + 4]

@@ -68,8 +68,8 @@ class _OfBlocks(Rewriter):
             self.grows, self.races = False, []
             self(body)
 
-    def bits(self, *nodes: Node) -> int:
-        """Return the bits that any of the nodes depends on, by the names and tiles that it reads."""
+    def index_bits(self, *nodes: Node) -> int:
+        """Return the bits of the block or iteration indices that any of the nodes depends on."""
         found = 0
         for node in nodes:
             for n in find(node, Var, Load, Region):
@@ -84,20 +84,20 @@ class _OfBlocks(Rewriter):
 
     def visit_Let(self, node: Let) -> Stmt:
         """Follow a name."""
-        self.follow(node.var, self.bits(node.value))
+        self.follow(node.var, self.index_bits(node.value))
         return node
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         """Follow a variable's first value."""
         if node.init is not None:
-            self.follow(node.buffer, self.bits(node.init))
+            self.follow(node.buffer, self.index_bits(node.init))
         return node
 
     def visit_For(self, node: For) -> Stmt:
         """Follow a loop's variables; its bounds stand around the body."""
         bounds = (*node.starts, *node.stops)
         for var in node.vars:
-            self.follow(var, self.bits(*bounds))
+            self.follow(var, self.index_bits(*bounds))
         return self._within(bounds, node, node.body)
 
     def visit_While(self, node: While) -> Stmt:
@@ -124,7 +124,7 @@ class _OfBlocks(Rewriter):
     def _within(self, outer: Sequence[Expr], node: Stmt, *bodies: Stmt) -> Stmt:
         """Visit bodies with what stands around them."""
         before = self.around, self.is_read_around
-        self.around |= self.bits(*outer)
+        self.around |= self.index_bits(*outer)
         self.is_read_around |= _reads_memory(outer)
         for body in bodies:
             self(body)
@@ -133,7 +133,7 @@ class _OfBlocks(Rewriter):
 
     def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
         """Follow a value into a tile, or report its store to memory of all."""
-        own, apart = self.bits(*values), self.around | self.bits(*place)
+        own, apart = self.index_bits(*values), self.around | self.index_bits(*place)
         if not self.is_of_all(buffer):
             self.follow(buffer.base or buffer, own | apart)
         elif own & ~apart and not self.is_read_around and not _reads_memory(place) and self.is_lost(buffer, values):

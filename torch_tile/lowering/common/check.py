@@ -189,10 +189,10 @@ class _Check(Rewriter):
         """Return whether threads may see different values."""
         return self.divergence is not None and self.divergence.is_divergent(value)
 
-    def _diverges(self, condition: Expr, between: Divergence | None) -> bool:
-        """Return whether some part of a condition may hold for some threads only, of the block or the cluster."""
+    def _may_diverge(self, condition: Expr, between: Divergence | None) -> bool:
+        """Return whether a condition may differ between the threads of the block or cluster."""
         if isinstance(condition, Binary) and condition.op in ("and", "or"):
-            return self._diverges(condition.a, between) or self._diverges(condition.b, between)
+            return self._may_diverge(condition.a, between) or self._may_diverge(condition.b, between)
         parts, known = between is not None and between.is_divergent(condition), self.ranges
         return parts and not known.prove(condition) and not known.refute(condition)
 
@@ -235,7 +235,7 @@ class _Check(Rewriter):
     def visit_If(self, node: If) -> Stmt:
         self(node.condition)
         outer = self.apart
-        self.apart = node.condition if self._diverges(node.condition, self.of_cluster) else outer
+        self.apart = node.condition if self._may_diverge(node.condition, self.of_cluster) else outer
         self._under(node.condition, True, node.then, self._guards(node.condition, True))
         self._under(node.condition, False, node.otherwise, self._guards(node.condition, False))
         self.apart = outer
@@ -243,7 +243,7 @@ class _Check(Rewriter):
 
     def _guards(self, condition: Expr, holds: bool) -> tuple[Guard, ...]:
         """Return the parts of a branch's condition that may hold for some threads only."""
-        if not self._diverges(condition, self.divergence):
+        if not self._may_diverge(condition, self.divergence):
             return ()
         if isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
             return (*self._guards(condition.a, holds), *self._guards(condition.b, holds))

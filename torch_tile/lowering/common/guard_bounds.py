@@ -48,7 +48,7 @@ class _Guard(Known):
         return node if self.guarded.isdisjoint(symbols(node)) else super().__call__(node)
 
     def visit_Load(self, load: Load) -> Expr:
-        return self.read(self.children(load), self.missing(load.buffer, load.indices))
+        return self.read(self.children(load), self.unproved_bounds(load.buffer, load.indices))
 
     def visit_Call(self, call: Call) -> Expr:
         """Guard a call that gives a value, as an atomic does."""
@@ -60,7 +60,7 @@ class _Guard(Known):
 
     def visit_Store(self, store: Store) -> Stmt:
         new = self.children(store)
-        return self.only_if(self.missing(store.buffer, store.indices), new)
+        return self.only_if(self.unproved_bounds(store.buffer, store.indices), new)
 
     def visit_Do(self, node: Do) -> Stmt:
         """Guard a call by its kind: a wide copy, an asynchronous copy, or another call."""
@@ -107,7 +107,7 @@ class _Guard(Known):
             return node
         if partial:
             start, extent = place.indices[-1], place.buffer.shape[-1]
-            whole = self.missing(place.buffer, place.indices)
+            whole = self.unproved_bounds(place.buffer, place.indices)
             valid = minimum(valid, binary("*", binary("-", extent, start), const(item, dt.int32)))
         if whole:
             valid = select(conjunction(whole), valid, const(0, dt.int32))
@@ -118,13 +118,13 @@ class _Guard(Known):
         """Return the unproved conditions for `count` elements to be inside, and whether only some may be."""
         buffer, last = place.buffer, place.indices[-1]
         if self.divides(count, last) and self.divides(count, buffer.shape[-1]):
-            return self.missing(buffer, place.indices), False
+            return self.unproved_bounds(buffer, place.indices), False
         end = simplify(binary("+", last, const(count - 1, dt.int32)))
-        conditions = self.missing(buffer, place.indices)
+        conditions = self.unproved_bounds(buffer, place.indices)
         past = binary("<", end, buffer.shape[-1])
         if self.ranges.prove(past):
             return conditions, not self.divides(count, last)
-        return [*self.missing(buffer, place.indices, upper=False), past], True
+        return [*self.unproved_bounds(buffer, place.indices, upper=False), past], True
 
     def scattered(self, call: expr.Call, count: int) -> Stmt:
         """Copy or add element by element, each with its own guard."""
@@ -137,9 +137,9 @@ class _Guard(Known):
 
     def missing_in(self, call: Expr) -> list[Expr]:
         """Return the unproved conditions that keep a call's operands inside guarded buffers."""
-        return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
+        return [c for a in find(call, Address) for c in self.unproved_bounds(a.buffer, a.indices)]
 
-    def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
+    def unproved_bounds(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
         """Return the unproved conditions of an access inside a guarded buffer, of the last index only with `upper`."""
         if buffer not in self.guarded:
             return []

@@ -16,7 +16,7 @@ from torch_tile.ir.expr import Const, Expr, Load, unary
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, contains
 from torch_tile.ir.stmt import Break, Continue, For, If, Program, Role, Stmt, Store, While
-from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
+from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, uncovered
 from torch_tile.tileop import RegisteredOp
 
 
@@ -78,7 +78,7 @@ class _Paths(InOrder):
             if (others := self.written.get(buffer)) is None:  # wholly written in the other branch
                 self.written[buffer] = boxes
             else:
-                both = [x for x in boxes if not missing(x, others)] + [x for x in others if not missing(x, boxes)]
+                both = [x for x in boxes if not uncovered(x, others)] + [x for x in others if not uncovered(x, boxes)]
                 self.written[buffer] = both
         return node
 
@@ -94,7 +94,7 @@ class _Paths(InOrder):
     def _read(self, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr], node: Node) -> None:
         """Report a read of elements that some path has not written."""
         boxes, shape = self.written.get(buffer), buffer.static_shape
-        if boxes is None or shape is None or not missing(self.outer.may_touch(starts, extents, shape), boxes):
+        if boxes is None or shape is None or not uncovered(self.outer.may_touch(starts, extents, shape), boxes):
             return
         del self.written[buffer]
         self.found.append(diagnose("perhaps_unwritten", node.span, buffer=buffer.name))

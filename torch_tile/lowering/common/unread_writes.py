@@ -38,7 +38,7 @@ class _Needed:
         live: AbstractSet[Buffer] = IdSet()
         is_apart = kernel.thread is not None or kernel.cluster != (1, 1, 1) or contains(kernel.body, Role)
         while True:
-            before = self.before(kernel.body, live)
+            before = self.live_before(kernel.body, live)
             if not is_apart or len(before) == len(live):
                 break
             live = before  # another thread may be where the kernel begins
@@ -63,20 +63,24 @@ class _Needed:
                 yield diagnose("unread_write", node.span, notes, buffer=buffer.name)
             seen |= read | written
 
-    def before(self, node: Node, after: AbstractSet[Buffer]) -> AbstractSet[Buffer]:
-        """Return what is read from `node` on, given what is read behind it."""
+    def live_before(self, node: Node, after: AbstractSet[Buffer]) -> AbstractSet[Buffer]:
+        """Return the buffers that are live before `node`, given those live after it."""
         if isinstance(node, Block):
             for one in reversed(node.stmts):
-                after = self.before(one, after)
+                after = self.live_before(one, after)
             return after
         if isinstance(node, If):
-            return self.before(node.then, after) | self.before(node.otherwise, after) | _accesses(node.condition)[0]
+            return (
+                self.live_before(node.then, after)
+                | self.live_before(node.otherwise, after)
+                | _accesses(node.condition)[0]
+            )
         if isinstance(node, Role):
-            return self.before(node.body, after)
+            return self.live_before(node.body, after)
         if isinstance(node, For | While):
             for bound in (node.condition,) if isinstance(node, While) else (*node.starts, *node.stops):
                 after = after | _accesses(bound)[0]
-            while len(again := after | self.before(node.body, after)) > len(after):
+            while len(again := after | self.live_before(node.body, after)) > len(after):
                 after = again
             return after
         reads, writes = _accesses(node)

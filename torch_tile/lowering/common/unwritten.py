@@ -33,7 +33,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
+from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, uncovered
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import need_region
 from torch_tile.tileop.copy.op import Copy
@@ -184,7 +184,7 @@ class _Order(InOrder):
             box = self.outer.certainly_reads(starts, extents, first)
             if box is None or (around is not None and _writes_elsewhere(around, buffer, node)):
                 continue
-            lost = [x for x in missing(box, boxes) if not isinstance(node, Reduce) or _is_mixed(x, box, node)]
+            lost = [x for x in uncovered(box, boxes) if not isinstance(node, Reduce) or _is_mixed(x, box, node)]
             if lost:
                 return lost
         return []

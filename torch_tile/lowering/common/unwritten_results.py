@@ -15,7 +15,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Expr, is_zero
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Program, Stmt, Store
-from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, missing
+from torch_tile.lowering.common.written_boxes import ONE, Box, InOrder, uncovered
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.results import never_written
 
@@ -30,7 +30,7 @@ def partly_written(program: Program) -> list[Diagnostic]:
             _Writes(kernel, results)
     found = []
     for buffer, boxes in results.items():
-        gaps = missing(tuple((0, n) for n in buffer.static_shape or ()), boxes)
+        gaps = uncovered(tuple((0, n) for n in buffer.static_shape or ()), boxes)
         part = ", ".join(f"{low}:{high}" for low, high in gaps[0])
         found.append(diagnose("unwritten_part", buffer.span, part=f"{buffer.name}[{part}]"))
     return found

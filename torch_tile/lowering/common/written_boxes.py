@@ -126,7 +126,7 @@ def _shifted(index: Expr) -> tuple[Var | None, int]:
     return None, 0
 
 
-def missing(box: Box, boxes: Iterable[Box]) -> list[Box]:
+def uncovered(box: Box, boxes: Iterable[Box]) -> list[Box]:
     """Return the parts of a box that lie in none of `boxes`."""
     rest = [box]
     for other in boxes:
@@ -244,7 +244,7 @@ class InOrder(Rewriter):
         if boxes is None:
             return
         if shape is not None and len(boxes) < MOST:
-            boxes += missing(self.outer.may_touch(starts, extents, shape), garbage)
-            if missing(tuple((0, n) for n in shape), boxes):
+            boxes += uncovered(self.outer.may_touch(starts, extents, shape), garbage)
+            if uncovered(tuple((0, n) for n in shape), boxes):
                 return
         del self.written[buffer]

@@ -173,7 +173,7 @@ class Hazards:
         self.threads, self.first, self.polls = threads, first, polls
         self.pairs: dict[Access, dict[Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
-        self.places: dict[Hashable, _Places | None] = {}
+        self.places: dict[Hashable, _AccessPlaces | None] = {}
         self.simplify: Simplifier = Simplifier(Ranges())  # one for all indices, since they share subexpressions
 
     def between(self, a: Access, b: Access) -> bool:
@@ -231,7 +231,7 @@ class Hazards:
             return x.of_warps.conflicts(y.of_warps, shifts, False)
         return x.conflicts(y, shifts, a.collective or b.collective)
 
-    def _places(self, access: Access) -> _Places | None:
+    def _places(self, access: Access) -> _AccessPlaces | None:
         """Return the places of an access, from the cache if known."""
         if access.key not in self.places:
             self.places[access.key] = _places(access, self.threads, self.first, self.simplify)
@@ -304,25 +304,25 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """All places that an access takes: the indices by dimension, and the thread of each place."""
+class _AccessPlaces:
+    """The elements that an access touches: for each, its index in every dimension and its thread."""
 
     sides: tuple[_Side, ...]
     thread: Any
     count: int
 
     @property
-    def of_warps(self) -> _Places:
+    def of_warps(self) -> _AccessPlaces:
         """Return the same places, with the warp at each."""
         return replace(self, thread=self.thread // WARP)
 
-    def modulo(self, dim: int, period: int) -> _Places:
+    def modulo(self, dim: int, period: int) -> _AccessPlaces:
         """Return the same places, with what an index leaves when divided by `period`."""
         side = self.sides[dim]
         known = replace(side, values=side.values % period if period else side.values)
         return replace(self, sides=(*self.sides[:dim], known, *self.sides[dim + 1 :]))
 
-    def conflicts(self, other: _Places, shifts: Sequence[int | None], collective: bool) -> bool:
+    def conflicts(self, other: _AccessPlaces, shifts: Sequence[int | None], collective: bool) -> bool:
         """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""
         import numpy as np
 
@@ -350,7 +350,7 @@ class _Places:
             return bool(both.any())
         return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
-    def _unit(self, other: _Places, shifts: Sequence[int | None]) -> int:
+    def _unit(self, other: _AccessPlaces, shifts: Sequence[int | None]) -> int:
         """Return how many elements of the last dimension count as one: runs of both begin and end at multiples."""
         if not shifts or shifts[-1] is None:
             return 1
@@ -375,7 +375,7 @@ class _Places:
         return found
 
 
-def _places(access: Access, threads: int, first: int, simplify: Simplifier) -> _Places | None:
+def _places(access: Access, threads: int, first: int, simplify: Simplifier) -> _AccessPlaces | None:
     """Compute the places of an access; return None if there are too many, or if only its buffer is known.
 
     An index by a loop of unknown length is unknown. The others tell threads apart as they do without the loop.
@@ -402,7 +402,7 @@ def _places(access: Access, threads: int, first: int, simplify: Simplifier) -> _
             if numbers.knows(part):
                 active &= numbers(part)
     sides = tuple(_side(simplify(i), numbers, active, unknown) for i in access.indices)
-    return _Places(sides, np.broadcast_to(thread, active.shape)[active], access.count)
+    return _AccessPlaces(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 
 def trips(loop: For) -> int | None:

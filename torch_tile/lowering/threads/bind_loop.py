@@ -51,7 +51,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     staged = list(dict.fromkeys(staged))
     written = [*updated, *(use.buffer for use in nest.fragments if use.stored)]
     if near := [f for f in staged if f in elsewhere and f not in written and _is_near(f, nest, layout, ctx)]:
-        return _by_shuffles(replace(loop, layout=layout), near, ctx)
+        return _bind_with_shuffles(replace(loop, layout=layout), near, ctx)
     why = "the threads that need its elements do not hold them"
     if updated:
         why = "its elements are updated atomically"
@@ -73,8 +73,8 @@ def _is_near(fragment: Buffer, nest: Nest, spread: Layout, ctx: ThreadContext) -
     return within and layout.canonical.extent("t") == ctx.count and all(fits(one, dims, whole) for one in reads)
 
 
-def _by_shuffles(loop: For, fragments: Sequence[Buffer], ctx: ThreadContext) -> Stmt:
-    """Bind a nest that reads copies of fragments, which every thread has whole."""
+def _bind_with_shuffles(loop: For, fragments: Sequence[Buffer], ctx: ThreadContext) -> Stmt:
+    """Bind a nest that reads whole copies of fragments, which threads gather by warp shuffles."""
     before: list[Stmt] = []
     copies: dict[Buffer, Buffer] = {}
     for fragment in fragments:

@@ -223,7 +223,7 @@ class ThreadReduce:
         return [unrolled(self.outer, Block(tuple(rounds)))] if rounds else []
 
     def across_warps(self) -> list[Stmt]:
-        """Reduce in shared memory, with an entry for each warp of a row, for each thread if the threads are odd."""
+        """Reduce in shared memory, with an entry for each warp of a row, or each thread of an odd number."""
         parts = self.far_digits()
         count = math.prod(size for size, _ in parts)
         if count == 1:

@@ -10,7 +10,7 @@ from torch_tile.inductor.patterns.attention.scores import NoMatch
 from torch_tile.ops.attention_common import check_shapes
 
 
-def check_fit(q: Node, k: Node, v: Node) -> None:
+def check_attention_shapes(q: Node, k: Node, v: Node) -> None:
     """Raise NoMatch for shapes that torch broadcasts, or does not check, where `tile.attention` refuses them."""
     try:
         check_shapes("attention", val(q), val(k), val(v))

@@ -33,7 +33,7 @@ from torch_tile.inductor.graph.nodes import (
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
-from torch_tile.inductor.patterns.attention.fit import check_fit
+from torch_tile.inductor.patterns.attention.fit import check_attention_shapes
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
@@ -233,7 +233,7 @@ def _fused(context: Context, node: Node) -> None:
     mask = next((arg(node, name) for name in ("attn_bias", "attn_mask") if has_arg(node, name)), None)
     if arg(node, "dropout_p") != 0.0:
         raise NoMatch("dropout", "call model.eval(), or pass dropout_p=0.0")
-    check_fit(q, k, v)
+    check_attention_shapes(q, k, v)
     output = next(iter(node.users))
     rewrite = Rewrite(output)
     causal, scale = bool(arg(node, "is_causal")), arg(node, "scale")

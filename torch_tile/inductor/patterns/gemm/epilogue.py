@@ -257,7 +257,7 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
 
 
 def _single_source(region: Region, node: Node) -> Node | None:
-    """Return the one operand of a view or pointwise step that the kernel cannot read as `r`, `c` or `s`, if any."""
+    """Return the one operand of a view or pointwise step that no kernel reads as `r`, `c` or `s`."""
     if is_call(node, *VIEWS):
         return node.args[0]  # type: ignore[return-value]
     if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):

@@ -101,7 +101,7 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not is_call(node, *epilogue.SCALED) or not node.users:
             continue
-        with context.missing("scaled", node):
+        with context.recording_miss("scaled", node):
             _replace(context, node, product_of(node))
 
 

@@ -50,7 +50,7 @@ def capture_indexers(context: Context) -> None:
     for node in list(context.graph.nodes):
         if called(node) != "topk" or (relu := _rectified_products(argument(node, 0, "input"))) is None:
             continue
-        with context.missing("mla", node):
+        with context.recording_miss("mla", node):
             _replace(context, node, _scores(relu))
 
 

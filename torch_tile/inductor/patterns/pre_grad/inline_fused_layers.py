@@ -108,8 +108,8 @@ def _padded(args: Any, kwargs: Any) -> bool:
     return bool(x.dim() == 3 and not x.is_nested)
 
 
-def _of_another_rank(args: Any, kwargs: Any) -> bool:
-    """Return whether an attention has another rank than 4, or unequal batches or heads, but no grouped heads."""
+def _is_broadcast_attention(args: Any, kwargs: Any) -> bool:
+    """Return whether attention broadcasts batches or heads, or has another rank than 4, without grouped heads."""
     named = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
     if named.get("enable_gqa") or not all(is_tensor(named.get(n)) for n in ("query", "key", "value")):
         return False
@@ -128,8 +128,8 @@ def _stays(node: Node) -> str:
 HIDING: dict[Any, tuple[Callable[[Any, Any], bool], Callable[..., Any]]] = {
     torch._transformer_encoder_layer_fwd: (_padded, encoder_layer),
     F.multi_head_attention_forward: (_plain, F.multi_head_attention_forward),
-    F.scaled_dot_product_attention: (_of_another_rank, attention),
-    aten.scaled_dot_product_attention.default: (_of_another_rank, attention),
+    F.scaled_dot_product_attention: (_is_broadcast_attention, attention),
+    aten.scaled_dot_product_attention.default: (_is_broadcast_attention, attention),
 }
 
 

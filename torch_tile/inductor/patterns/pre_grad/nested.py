@@ -29,7 +29,7 @@ def capture_nested(context: Context) -> None:
     for node in list(context.graph.nodes):
         if node.op != "call_function" or node.target not in CALLS or not is_nested(node):
             continue
-        with context.missing("attention", node):
+        with context.recording_miss("attention", node):
             _capture(context, node)
 
 

@@ -51,7 +51,7 @@ def capture_routers(context: Context) -> None:
     for node in list(context.graph.nodes):
         if called(node) != "topk" or node not in context.graph.nodes or not _chooses_experts(node):
             continue
-        with context.missing("route", node):
+        with context.recording_miss("route", node):
             _replace(context, node, _router(node))
 
 

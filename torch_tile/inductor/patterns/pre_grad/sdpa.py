@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, aten, can_be_guarded, is_tensor, known, val
-from torch_tile.inductor.patterns.attention.fit import check_fit
+from torch_tile.inductor.patterns.attention.fit import check_attention_shapes
 from torch_tile.inductor.report import rows as report
 
 Arguments = dict[str, Any]
@@ -53,7 +53,7 @@ def _sdpa(
         )
     if not (known(q.shape[0] == k.shape[0]) and known(k.shape[0] == v.shape[0])):
         raise NotCaptured("the batch sizes of q, k and v broadcast", "expand them to one batch size before the call")
-    check_fit(query, key, value)
+    check_attention_shapes(query, key, value)
     options = {"causal": bool(is_causal), "scale": None if scale is None else _number(scale, "scale")}
     return "attention", (query, key, value, attn_mask), options
 

@@ -29,7 +29,7 @@ def capture_varlen(context: Context) -> None:
     for node in list(context.graph.nodes):
         if node.op != "call_function" or _name_of(node.target) != NAME:
             continue
-        with context.missing("attention", node):
+        with context.recording_miss("attention", node):
             _capture(context, node)
 
 
