@@ -110,10 +110,7 @@ CHIPS = {
 
 
 def equal_share(threads: int, blocks: int = 1) -> int:
-    """Return the registers that each thread may have at its start if so many blocks must fit on a multiprocessor.
-
-    Registers are counted as if a block had whole warpgroups.
-    """
+    """Return the registers that each thread may have at its start if so many blocks must fit on a multiprocessor."""
     return REGISTERS // blocks // (-(-threads // WARPGROUP) * WARPGROUP) // UNIT * UNIT
 
 

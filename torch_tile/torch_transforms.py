@@ -30,10 +30,7 @@ class _Received:
 
 
 def autograd_kernel(op: Any, make_gradient: Callable[[], tuple[SetupContext, Backward]]) -> Callable[..., Any]:
-    """Return the autograd kernel of an operator, as torch.library.register_autograd makes it of `make_gradient()`.
-
-    It is made at the first call: its classes take a millisecond.
-    """
+    """Return an operator's autograd kernel, as torch makes it of `make_gradient()`, made at the first call."""
 
     @functools.cache
     def ordinary() -> Callable[..., Any]:
@@ -68,10 +65,7 @@ def refuse_tangents(name: str, args: Sequence[Any]) -> None:
 
 
 def _transformed(op: Any, setup_context: SetupContext, backward: Backward) -> Callable[..., Any]:
-    """Return the autograd kernel inside torch.func's transforms, where each level records its own node.
-
-    The call below autograd goes on with the level below, as for torch's own operators.
-    """
+    """Return the autograd kernel inside torch.func's transforms, where each level records its own node."""
     from torch._functorch.utils import enable_single_level_autograd_function
     from torch._library.utils import fill_defaults
     from torch.autograd.function import _SingleLevelFunction

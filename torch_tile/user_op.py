@@ -241,10 +241,7 @@ def fake_results(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]
 
 
 def is_transformed(torch: Any) -> bool:
-    """Return whether tensors may stand for others: in transforms of torch.func, forward mode, and dispatch modes.
-
-    Then a kernel is called as an operator, which transforms and modes know how to take apart.
-    """
+    """Return whether tensors may stand for others: in torch.func, forward mode, and dispatch modes."""
     core = torch._C
     return bool(
         core._are_functorch_transforms_active()

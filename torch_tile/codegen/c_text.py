@@ -239,10 +239,7 @@ class Text(Visitor):
         return self.reinterpreted(expr) if isinstance(expr, Call) else None
 
     def is_moved(self, expr: Expr) -> bool:
-        """Return whether a small float lies in memory or is made from bits. A choice may give such a value, too.
-
-        NaN keeps its bits on the way; a detour through float would change them.
-        """
+        """Return whether a small float lies in memory or is made from bits, so that NaN keeps its bits."""
         if isinstance(expr, Select):
             return self.is_moved(expr.a) or self.is_moved(expr.b)
         if isinstance(expr, Call):

@@ -205,10 +205,7 @@ class CudaStatements(Statements):
 
 
 def guarded_read(node: If) -> Call | None:
-    """Return the wide read of global memory that a branch guards, if its other side gives only zeros.
-
-    The address is computed in any case, so it must not read memory.
-    """
+    """Return the wide read of global memory that a branch guards, if its other side is 0 and no address is read."""
     if len(node.then.stmts) != 1 or len(node.otherwise.stmts) != 1:
         return None
     do, loop = node.then.stmts[0], node.otherwise.stmts[0]
@@ -348,10 +345,7 @@ def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
 
 
 def registers_call(role: Role, threads: int, blocks: int = 1) -> str:
-    """Return the C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`.
-
-    Of `blocks` such blocks, all have room on a multiprocessor.
-    """
+    """Return the C++ text that gives a role's threads their registers; "" for equal shares of `blocks` blocks."""
     share = equal_share(threads, blocks)
     if role.registers in (0, share):
         return ""

@@ -34,10 +34,7 @@ def clock_line(what: str, start: float) -> str:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show `what` and a running clock on stderr while the body runs, if that is a terminal.
-
-    Of several that wait at once, or one inside of another, the first has the line.
-    """
+    """Show `what` and a running clock on stderr while the body runs, on a terminal; one of several has the line."""
     if not (sys.stderr is not None and sys.stderr.isatty()) or not _shown.acquire(blocking=False):
         yield
         return

@@ -62,10 +62,7 @@ def tile(
 
 
 def _taking_negated_views(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a graph with copies of arguments whose memory holds the negatives of their numbers: Inductor reads memory.
-
-    What the graph writes into a copy goes to the argument.
-    """
+    """Call a graph with copies of arguments whose memory holds negatives of their numbers; write results back."""
 
     def call(*args: Any) -> Any:
         copies = [_negated(x) if isinstance(x, torch.Tensor) and x.is_neg() else x for x in args]

@@ -202,10 +202,7 @@ def nested_compile() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_graph_caches() -> Iterator[None]:
-    """Disable the caches of whole graphs, since passes do not run on a graph that comes from one.
-
-    Single kernels are still found in caches: `force_disable_caches` would compile each of them again.
-    """
+    """Disable the caches of whole graphs, in which no pass would run; single kernels are still found in caches."""
     from torch._functorch import config as aot_autograd
 
     with (

@@ -85,10 +85,7 @@ class Select:
     def of_linear_loss(
         self, tensors: Sequence[Any], ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None
     ) -> Outcome | None:
-        """Time a linear layer with its cross-entropy, and their gradients if some are wanted; None where nothing is.
-
-        tensors: hidden, weight, target, bias or None, weights of the classes or None.
-        """
+        """Time a linear layer with its cross-entropy, and their wanted gradients; None without kernels."""
         return None
 
 

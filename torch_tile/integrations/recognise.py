@@ -37,10 +37,7 @@ MLA_SIZES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The class that shall replace a module's class, and the attributes that it needs beside the module's state.
-
-    With `like`, its parameters and buffers replace the old object's.
-    """
+    """The class that shall replace a module's class, its new attributes, and the parameters of `like`, if given."""
 
     new: type[nn.Module]
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -276,10 +273,7 @@ def is_plain_linear(module: nn.Module | None) -> bool:
 
 
 def activation_of(function: Any) -> str | None:
-    """Return the name that our ops have for an activation function or module; None if they have none.
-
-    Modules with state, parts, dropout, or options that may change in place have none.
-    """
+    """Return our ops' name of an activation function, or of a module without state, parts or options; else None."""
     if isinstance(function, nn.Module):
         if is_watched(function) or any((function._parameters, function._buffers, function._modules)):
             return None

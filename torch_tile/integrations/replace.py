@@ -190,10 +190,7 @@ def switch_experts(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -
 
 
 class Sequential(nn.Sequential):
-    """nn.Sequential that runs a linear layer of ours and a named activation behind it as one kernel.
-
-    The children stay what they are: to call, hook, slice or replace one of them works as before.
-    """
+    """nn.Sequential that runs our linear layers with the named activation behind as one kernel, children kept."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Compute as nn.Sequential does, from `[..., K]`."""

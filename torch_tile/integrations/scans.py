@@ -333,10 +333,7 @@ def replacement(old: Call, ours: Call) -> Call:
 
 
 def agrees(old: Call, ours: Call, *trials: Call) -> bool:
-    """Return whether both functions give equal results on small random tensors; ours runs in plain torch.
-
-    The first trial counts whose arguments the old function takes.
-    """
+    """Return whether both functions agree on small random tensors, ours in plain torch, for accepted arguments."""
     plain = getattr(old, "__wrapped__", old)
     for trial in trials:
         want = tried(trial, plain)

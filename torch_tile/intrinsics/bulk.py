@@ -132,10 +132,7 @@ def prefetch_map(source: TensorMap) -> Do:
 
 
 def fence_proxy_async() -> Do:
-    """Order this thread's accesses to shared memory before later wgmma and bulk copies, from the next barrier on.
-
-    These then see its ordinary stores, and may overwrite elements that it has read.
-    """
+    """Order this thread's accesses to shared memory before later wgmma and bulk copies, from a barrier on."""
     return effect("fence_proxy_async")
 
 

@@ -38,10 +38,7 @@ class Shape:
         return size // 32
 
     def in_byte_order(self) -> Shape:
-        """Return the instruction with k counted so that a lane's elements of b are neighbours along k.
-
-        A product sums over k, so that any order will do if a has the same.
-        """
+        """Return the instruction with k counted so that a lane's elements of b are neighbours along k, as a's."""
         return replace(self, a=(self.a[0], digits_of("4:1t 2:4r 2:1r")), b=(digits_of("4:1t 2:2r 2:1r"), self.b[1]))
 
 

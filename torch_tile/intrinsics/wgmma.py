@@ -115,10 +115,7 @@ def wgmma_commit() -> Do:
 
 
 def wgmma_wait(pending: int, behind: bool = False) -> Do:
-    """Wait until at most `pending` of this warpgroup's newest groups of products are in flight.
-
-    With `behind`, the assembler keeps the arithmetic before the wait there, so that products run beside it.
-    """
+    """Wait until `pending` newest groups of products are in flight; with `behind`, after earlier arithmetic."""
     return Do(Call("wgmma_wait", (), dt.int32, (pending, True) if behind else (pending,)))
 
 

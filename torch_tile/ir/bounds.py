@@ -361,10 +361,7 @@ class Ranges:
         return self._compare(">=", index, ZERO) and self._compare("<", index, size)
 
     def may_be_negative(self, expr: Expr) -> bool:
-        """Return whether an integer may be negative. A quotient by zero counts as no number.
-
-        A quotient by a size has no interval, since the size may be zero. So the signs of operands decide.
-        """
+        """Return whether an integer may be negative, quotients by zero apart: the signs of operands decide."""
         if self._compare(">=", expr, const(0, expr.dtype)):
             return False
         if not isinstance(expr, Binary) or expr.op not in ("+", "*", "//", "%", "min", "max"):

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def offset_of(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
-    """Return the offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is swizzled.
-
-    `ranges` says what is known about the variables: it only makes the expression smaller.
-    """
+    """Return the offset along `axis` ("m" swizzled) of an element at `indices`, made smaller by `ranges`."""
     radix = MixedRadix(ranges)
     parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
     for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
@@ -292,10 +289,7 @@ def largest_places(function: Callable[..., object], shape: Sequence[int]) -> lis
 def inverted(
     function: Callable[..., object], shape: Sequence[int], places: Sequence[int]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return the function from places, indices of a box of sizes `places`, to the indices of `shape`.
-
-    Raises TileError (bad_layout) unless each place has one element.
-    """
+    """Return the function from indices of a box `places` to those of `shape`, else TileError (bad_layout)."""
     import numpy as np
 
     raw = np.ravel_multi_index(_evaluated(function, _grid(shape)), tuple(places))
@@ -325,10 +319,7 @@ def _grid(shape: Sequence[int]) -> list[Any]:
 
 
 def _evaluated(function: Callable[..., object], grid: Sequence[Any], parts: int = 0) -> list[Any]:
-    """Evaluate a function for all elements, with an array for each part of its result.
-
-    The function is called once on arrays if it accepts them; else once for each element.
-    """
+    """Evaluate a function for all elements, at once where it accepts arrays, as an array for each result."""
     import numpy as np
 
     count = grid[0].size if grid else 1

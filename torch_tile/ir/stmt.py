@@ -119,10 +119,7 @@ class Let(Stmt):
 
 @node_class
 class Alloc(Stmt):
-    """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var.
-
-    A global buffer of origin "address" lies at the address `init`, an int64.
-    """
+    """Bring a buffer to life for the rest of the block: undefined, or `init` for a T.alloc_var or an address."""
 
     binders: ClassVar[tuple[str, ...]] = ("buffer",)
     buffer: Buffer

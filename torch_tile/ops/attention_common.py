@@ -224,10 +224,7 @@ def none_of(op: str, needed: Any) -> Any:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of operators `name_lse` and `name_backward`, whose kernels are in `module`.
-
-    args, backward_args: the classes of their arguments, which begin with q, k and v.
-    """
+    """The gradients of operators `name_lse` and `name_backward`, of kernels in `module`, by their arguments."""
 
     name: str
     module: str

@@ -59,11 +59,7 @@ def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
 
 
 def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """Check an epilogue's auxiliary operand: strided, of a supported floating dtype or bool, on another tensor's
-    device.
-
-    Truth values count as 1 and 0.
-    """
+    """Check an epilogue's auxiliary operand: strided, floating or bool (1 and 0), on another tensor's device."""
     if tensor.dtype not in (*FLOATING, torch.bool):
         expected = "expected float16, bfloat16, float32, float64 or bool"
         raise TypeError(f"tile.{op}: {name} has dtype {tensor.dtype}; {expected}")

@@ -90,10 +90,7 @@ class Eager:
         return getattr(launchers, self.name)  # type: ignore[no-any-return]
 
     def site(self, args: Sequence[Any], count: int, results: int) -> Callable[..., object]:
-        """Prepare calls with these arguments: return a function of `count` tensors, the last ones being results.
-
-        Arguments that are no tensors are constants of the function.
-        """
+        """Prepare calls with these arguments, the tensors apart: return a function of `count` tensors, results last."""
         from torch_tile.runtime.replay import replayed
 
         constants = tuple(map(_constant, args))

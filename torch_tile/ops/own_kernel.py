@@ -107,10 +107,7 @@ def with_epilogue(
 def _compiled_call(
     operator: str, kinds: str, epilogue: str, dtype: torch.dtype, *aux: torch.dtype
 ) -> Callable[[EpilogueCall], torch.Tensor]:
-    """Compile the fused kernel, and return a function that runs it for the arguments of a call.
-
-    Where the kernel takes no epilogue in this process, PyTorch applies the epilogue after the kernel.
-    """
+    """Compile the fused kernel, and return a function that runs it, or else PyTorch's epilogue after it."""
     from torch_tile.kernels.epilogue.fuse_into_stores import CannotFuseError
     from torch_tile.kernels.epilogue.program import evaluate
 

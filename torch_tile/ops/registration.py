@@ -37,10 +37,7 @@ class _Library(torch.library.Library):
         super().impl(op_name, kernel, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
     def _register_fake(self, op_name: str, fn: Callable[..., Any], _stacklevel: int = 1, **options: Any) -> None:
-        """Register a fake form as torch does, but name this file as its source.
-
-        Torch looks each caller's line up in its source, which would take a sixth of the time of `import torch_tile`.
-        """
+        """Register a fake form as torch does, but name this file as its source, whose look-up is slow for all."""
         entry = torch._library.simple_registry.singleton.find(f"{self.ns}::{op_name}")
         self._registration_handles.append(entry.fake_impl.register(fn, __file__, lib=self, **options))
 

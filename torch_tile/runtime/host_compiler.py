@@ -64,10 +64,7 @@ class NoCompilerError(RuntimeError):
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler with the flags for this machine. `identity` differs whenever its output could.
-
-    It names no folder: a library of the cache serves machines on which compiler and torch lie elsewhere.
-    """
+    """A C++ compiler with its flags; `identity` differs whenever its output could, and names no folder."""
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
@@ -123,10 +120,7 @@ def compile_shared(source: str) -> Path:
 
 
 def miscompilations(compiler: HostCompiler) -> list[str]:
-    """Return what a compiler is known to get wrong, and does: values of MISCOMPILATIONS.
-
-    It compiles csrc/miscompilations.cpp once, into the cache. Raises CacheError if that fails.
-    """
+    """Return what a compiler is known to get wrong, by a trial kept in the cache; CacheError if it fails."""
     source = csrc_dir() / "miscompilations.cpp"
 
     def build(output: Path) -> None:

@@ -18,10 +18,7 @@ from torch_tile.tileop.base import RegisteredOp
 
 
 def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Diagnostic]:
-    """Return a diagnostic for each returned tensor, of T.empty or `out_idx`, that no kernel can write or sets first.
-
-    It holds garbage, as in TileLang: compile_program warns of it.
-    """
+    """Return a diagnostic for each returned tensor, of T.empty or `out_idx`, that no kernel can write or sets first."""
     named = [b for b in (program.params[p] for p in out_idx) if isinstance(b, Buffer)]
     results = (*program.outputs, *named)
     unwritten = never_written(program, results)

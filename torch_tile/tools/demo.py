@@ -178,10 +178,7 @@ def error(value: Tensor, exact: Tensor) -> float:
 
 
 def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Time each function; return the median seconds, taken in turns so that a busy machine is unfair to none.
-
-    Each turn ends when the GPU, if there is one, has finished.
-    """
+    """Time each function; return the median seconds, taken by turns so that a busy machine is unfair to none."""
     wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
@@ -199,10 +196,7 @@ def medians(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 
 @contextmanager
 def progress(what: str, quiet: bool = False) -> Iterator[None]:
-    """Show progress of a slow step: a running clock on a terminal, else one line with its time.
-
-    With `quiet` the line goes again from a terminal, and is not written elsewhere.
-    """
+    """Show progress of a slow step: a clock on a terminal, else a line with its time; `quiet` leaves none."""
     start, done, live = time.perf_counter(), threading.Event(), sys.stdout.isatty()
 
     def tick() -> None:

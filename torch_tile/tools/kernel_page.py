@@ -129,10 +129,7 @@ def _schedule(kernel: JITKernel) -> str:
 
 
 def _roofline(kernel: JITKernel) -> str:
-    """Draw the machine's limits over operations for each byte, and where the kernel stands by the cost model.
-
-    Sizes known only at run time count as the model takes them.
-    """
+    """Draw the machine's limits over operations for each byte, and where the cost model sees the kernel."""
     sms, rates = kernel.target.sms, rates_of(kernel.target)
     work = estimate(kernel.program, kernel.target, sms)
     peak, memory = rates.product * sms, rates.memory

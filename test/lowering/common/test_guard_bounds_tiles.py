@@ -14,134 +14,79 @@ Values = T.Tensor((COUNT,), "float32")
 Tile = T.Tensor((N,), "float32")
 
 
-def load(alloc):
+def kernel_of(form, alloc):
+    """A kernel that fills a tile from S, runs `form` on it, and stores it back."""
+
     @torch_tile.jit(target="cpu")
     def kernel(I: Index, X: Values, S: Tile, Y: Values):
         with T.Kernel(1):
             s = alloc((N,), "float32")
             for i in T.serial(N):
                 s[i] = S[i]
-            for i in T.Parallel(COUNT):
-                Y[i] = s[I[i]] + X[i]
-
-    return kernel
-
-
-def named(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            at = T.alloc_var("int32", 0)
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                first = I[i] - 1
-                at = first + 1
-                Y[i] = s[at] * 0.5 + s[first + 1] * 0.5 + X[i]
-
-    return kernel
-
-
-def vector_load(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.vectorized(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                for j in T.vectorized(1):
-                    Y[i + j] = s[I[i] + j] + X[i + j]
-
-    return kernel
-
-
-def copied(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                T.copy(s[I[i] : I[i] + 1], Y[i : i + 1])
-                Y[i] += X[i]
-
-    return kernel
-
-
-def store(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                s[I[i]] = X[i]
+            form(s, I, X, Y)
             for i in T.serial(N):
                 S[i] = s[i]
 
     return kernel
 
 
-def add(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                s[I[i]] += X[i]
-            for i in T.serial(N):
-                S[i] = s[i]
-
-    return kernel
+@T.macro
+def load(s, I, X, Y):
+    for i in T.Parallel(COUNT):
+        Y[i] = s[I[i]] + X[i]
 
 
-def atomic(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.Parallel(COUNT):
-                T.atomic_add(s[I[i]], X[i])
-            for i in T.serial(N):
-                S[i] = s[i]
-
-    return kernel
+@T.macro
+def named(s, I, X, Y):
+    at = T.alloc_var("int32", 0)
+    for i in T.serial(COUNT):
+        first = I[i] - 1
+        at = first + 1
+        Y[i] = s[at] * 0.5 + s[first + 1] * 0.5 + X[i]
 
 
-def previous(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                Y[i] = T.atomic_max(s[I[i]], 0.0, return_prev=True) + X[i]
-
-    return kernel
+@T.macro
+def vector_load(s, I, X, Y):
+    for i in T.serial(COUNT):
+        for j in T.vectorized(1):
+            Y[i + j] = s[I[i] + j] + X[i + j]
 
 
-def filled(alloc):
-    @torch_tile.jit(target="cpu")
-    def kernel(I: Index, X: Values, S: Tile, Y: Values):
-        with T.Kernel(1):
-            s = alloc((N,), "float32")
-            for i in T.serial(N):
-                s[i] = S[i]
-            for i in T.serial(COUNT):
-                T.fill(s[I[i] : I[i] + 1], X[i])
-            for i in T.serial(N):
-                S[i] = s[i]
+@T.macro
+def copied(s, I, X, Y):
+    for i in T.serial(COUNT):
+        T.copy(s[I[i] : I[i] + 1], Y[i : i + 1])
+        Y[i] += X[i]
 
-    return kernel
+
+@T.macro
+def store(s, I, X, Y):
+    for i in T.serial(COUNT):
+        s[I[i]] = X[i]
+
+
+@T.macro
+def add(s, I, X, Y):
+    for i in T.serial(COUNT):
+        s[I[i]] += X[i]
+
+
+@T.macro
+def atomic(s, I, X, Y):
+    for i in T.Parallel(COUNT):
+        T.atomic_add(s[I[i]], X[i])
+
+
+@T.macro
+def previous(s, I, X, Y):
+    for i in T.serial(COUNT):
+        Y[i] = T.atomic_max(s[I[i]], 0.0, return_prev=True) + X[i]
+
+
+@T.macro
+def filled(s, I, X, Y):
+    for i in T.serial(COUNT):
+        T.fill(s[I[i] : I[i] + 1], X[i])
 
 
 READS = load, named, vector_load, copied, previous
@@ -167,7 +112,7 @@ def test_elements(form, scope):
             wanted[i] += old[at]
             if form in WRITES:
                 old[at] = WRITES[form](old[at], values[i])
-    form(SCOPES[scope])(index, values, tile, got)
+    kernel_of(form, SCOPES[scope])(index, values, tile, got)
     assert torch.equal(*((tile, old) if form in WRITES else (got, wanted)))
 
 

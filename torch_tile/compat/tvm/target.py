@@ -17,10 +17,7 @@ class _Made(type):
 
 
 class Target(metaclass=_Made):
-    """`Target("cuda")` is torch_tile.Target.of("cuda"); `host` has no effect.
-
-    `with Target(...):` is what target="auto" means inside. Raises TileError for machines that are not supported.
-    """
+    """`Target("cuda")` is torch_tile.Target.of("cuda"); `with Target(...):` sets what target="auto" means inside."""
 
     @staticmethod
     def current(allow_none: bool = True) -> _Target | None:

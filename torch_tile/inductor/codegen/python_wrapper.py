@@ -84,10 +84,7 @@ def node_class() -> type:
         return ir.FixedLayout(x.device, x.dtype, list(x.size), list(x.stride))
 
     class TileCall(ir.ExternKernelOut):
-        """The first output is the node's own buffer; the others are empty buffers that it changes.
-
-        In a C++ wrapper it is `made`, whose workspaces are such buffers, too.
-        """
+        """The first output is the node's own buffer; others are empty buffers that it changes, as C++ workspaces."""
 
         def __init__(
             self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any,

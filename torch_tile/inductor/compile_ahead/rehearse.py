@@ -84,10 +84,7 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
 
 
 def foresee(graph: Graph, settings: Settings) -> list[Node]:
-    """Find the slow kernels that a rehearsal will find in Dynamo's graph, if it is small, new and for inference.
-
-    The graph is traced to ATen for this, as AOTAutograd will.
-    """
+    """Find the slow kernels that a rehearsal will find in Dynamo's graph, if it is small, new and for inference."""
     inputs = [val(n) for n in graph.find_nodes(op="placeholder")]
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
     module, may_be_slow = graph.owning_module, any("softmax" in str(n.target) for n in graph.nodes)

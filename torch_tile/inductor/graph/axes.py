@@ -176,10 +176,7 @@ def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
 
 
 def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]]:
-    """Find the views of a tensor, itself included, that a node other than a view reads; return their dimensions too.
-
-    `groups` are the dimensions of the tensor. Views that repeat elements count as readers.
-    """
+    """Find the views of a tensor, with their dimensions, that a node other than a view reads, or that repeat."""
     found, pending = [], [node]
     while pending:
         view = pending.pop()

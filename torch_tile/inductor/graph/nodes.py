@@ -379,10 +379,7 @@ class Rewrite:
         return value
 
     def size(self, size: torch.SymInt) -> Node:
-        """Return a node that computes `size`: an existing node, the size of an input, or arithmetic on these.
-
-        Sizes of other tensors come last: they would keep the replaced tensors alive.
-        """
+        """Return a node that computes `size`: an existing node, the size of an input, or arithmetic on these."""
         earlier = list(_before(self.anchor))
 
         def leaf(expr: Any, of: Sequence[Node]) -> Node | None:

@@ -79,10 +79,7 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
 
 
 def drop_copies_of(node: Node) -> None:
-    """Remove copies of `node`, also through views, that have the same place and order in memory as `node`.
-
-    Results of the graph stay copies, since two results may not share memory.
-    """
+    """Remove copies of `node`, also through views, that lie in memory as `node` does. Graph results stay copies."""
     for clone in list(_copies_of(node)):
         groups = axes_of(shape(clone))
         root, have = trace(clone.args[0], groups)

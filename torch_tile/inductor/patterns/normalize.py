@@ -133,10 +133,7 @@ def _drop_factor_of_one(node: Node) -> None:
 
 
 def _multiply_by_reciprocal(root: Node, backward: Collection[Node]) -> None:
-    """Let each division by a square root multiply by the reciprocal root, if the root is read for nothing else.
-
-    The backward still reads the division, of whose root it has a gradient.
-    """
+    """Let each division by a square root that nothing else reads multiply by the reciprocal root."""
     divisions = _divisions(root, backward)
     if not divisions or any(same_shape(shape(n), shape(root)) for n in divisions if is_call(n, aten.div.Tensor)):
         return  # not for elementwise divisions: the reciprocal is to be computed less often

@@ -214,10 +214,7 @@ def _roofline(row: Row) -> str:
 
 
 def _share(row: Row) -> str:
-    """Write the share of the roofline that the tile kernel reaches, or why it is unknown.
-
-    The time is also that of what Inductor would fuse around the subgraph (extract.py), so the share may be larger.
-    """
+    """Write the share of the roofline that the tile kernel reaches, fused operations included, or why not."""
     peak = peak_of(row.device)
     best = peak.seconds(row.cost) if peak and row.cost else None
     if row.cost is None or peak is None or best is None:

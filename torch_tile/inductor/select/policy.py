@@ -31,10 +31,7 @@ class Always(Select):
 
 
 class Fastest(Always):
-    """Time each replacement against Inductor's code for the same subgraph: `select="fastest"`.
-
-    The first contest imports the benchmark, so a graph without a contest never imports it.
-    """
+    """Time each replacement against Inductor's code for the same subgraph: `select="fastest"`."""
 
     times = True
 

@@ -35,10 +35,7 @@ def compiling_with(inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def note(graph: Graph) -> None:
-    """Write the numbers of the real inputs into the meta of a graph's placeholders, if each has its input.
-
-    Ranks of torch.distributed hold different numbers, and share outcomes: there nothing is noted.
-    """
+    """Write the numbers of the real inputs into a graph's placeholders; nothing under torch.distributed."""
     nodes, inputs = list(graph.find_nodes(op="placeholder")), _inputs.get()
     shared = torch.distributed.is_available() and torch.distributed.is_initialized()
     if shared or len(nodes) != len(inputs) or not all(map(_fits, nodes, inputs)):

@@ -153,10 +153,7 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
 
 
 def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
-    """Count the versions of each tile: one for each iteration between the copy into it and its last use.
-
-    A use right before the copy needs no version for its iteration.
-    """
+    """Count the versions of each tile: one for each iteration between the copy into it and its last use."""
     filled = IdMap((tile, (item.ahead, n)) for n, item in enumerate(items) for tile in item.tiles)
     count = IdMap((tile, 1) for tile in filled)
     for n, item in enumerate(items):

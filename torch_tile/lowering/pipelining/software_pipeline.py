@@ -261,10 +261,7 @@ class _Stages:
         yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
 
     def _next_need(self, items: Sequence[Item], arrivals: _Arrivals) -> int | None:
-        """Return the group that is waited for next if it is older than this step; None if not, or if none is.
-
-        A wait for a group of this step covers all older groups. A wait before it would be spare.
-        """
+        """Return the group that is waited for next if it is older than this step: later waits cover older groups."""
         for needs in map(list, map(self._needs, items)):
             if any(need >= arrivals.committed for need in needs):
                 return None

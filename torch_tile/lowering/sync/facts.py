@@ -52,10 +52,7 @@ def handed_over(kernel: st.Kernel) -> frozenset[Buffer]:
 
 
 def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
-    """Return the shared buffers that bulk copies may fill after threads have used them.
-
-    Return none if the compiler made the roles: the arrivals of these are fences, too.
-    """
+    """Return the shared buffers that bulk copies may fill again; none where the compiler made the roles."""
     loads = [n for n in find(kernel, Call) if _fills(n)]
     if not loads or any(not n.by_hand for n in find(kernel, Role)):
         return frozenset()

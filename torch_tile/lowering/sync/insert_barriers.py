@@ -64,10 +64,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Consecutive threads, alone in a branch. `before` are the accesses in front of it.
-
-    Barriers for so many threads order them, where `splits` branches and loops around part the threads.
-    """
+    """Consecutive threads, alone in a branch, with the accesses in front and the `splits` branches and loops around."""
 
     threads: range
     splits: int
@@ -87,10 +84,7 @@ class Group:
 
 @dataclass(frozen=True)
 class LoopWalk:
-    """What one walk of a loop found: its places and the state behind it.
-
-    `gathers` says that the group of threads around got a barrier in it. `after_roles` is the field of `Walk` behind it.
-    """
+    """What one walk of a loop found: places, the state behind it, and whether the group around `gathers`."""
 
     places: dict[Place, float]
     state: State
@@ -356,10 +350,7 @@ class Walk:
                     yield old, access
 
     def _answers(self, old: Access, new: Access) -> bool:
-        """Return whether the threads of an earlier branch wait for the threads of a later one, by an author's mbarrier.
-
-        No barrier of the block can stand between such branches: the author orders them.
-        """
+        """Return whether threads of an earlier branch wait for those of a later one, by an author's mbarrier."""
         one, other = (self.handing.get(access.origin) for access in (old, new))
         if one is None or other is None or one is other:
             return False
@@ -383,11 +374,7 @@ class Walk:
         return self.leaves[loop]
 
     def _if(self, one: If, place: Place, state: State, places: dict[Place, float]) -> None:
-        """Place barriers in a branch.
-
-        Conflicts of the branches with earlier accesses are ordered before the `if`, so that the order holds on both
-        ways.
-        """
+        """Place barriers in a branch; conflicts with earlier accesses are ordered in front, for both ways."""
         splits = self.facts.is_divergent(one.condition)
         if splits and not self.divergent and any(mbarriers := _mbarriers_of(one)):
             for access in self._accesses(one):
@@ -437,10 +424,7 @@ class Walk:
     # Loops.
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
-        """Place the barriers of a loop; walk it once for each state in which it is entered.
-
-        A loop is entered many times, in the walks of the loops around, but in few different states.
-        """
+        """Place the barriers of a loop; walk it once for each of the few different states in which it is entered."""
         group = self.group.key if self.group is not None else None
         key = place, self.trying, self.after_roles, group, state.key
         known = self.walked.get(key)

@@ -200,10 +200,7 @@ Shift = Callable[[Access], Access]
 
 
 class Shifts:
-    """Make the functions that move accesses to later iterations, for the loops of one kernel.
-
-    `forgotten` gives stand-ins for the variables of a loop whose values are unknown.
-    """
+    """Make the functions that move accesses to later iterations; `forgotten` stands in for unknown variables."""
 
     forgotten: Callable[[For | While], Mapping[Var, Expr]]
     simplify: Callable[[Expr], Expr]

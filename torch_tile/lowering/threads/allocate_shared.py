@@ -123,10 +123,7 @@ def _written_by_others(kernel: Kernel) -> IdSet[Buffer]:
 
 
 def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
-    """Return the live ranges of a kernel's used shared buffers, in the order of their allocation.
-
-    With `lends`, tiles of bulk copies give their bytes to others once they are read.
-    """
+    """Return the live ranges of a kernel's used shared buffers, in order; with `lends` copies' tiles end early."""
     found: IdMap[Buffer, Life] = IdMap()
     begins, ends = list[int](), list[int]()  # first and last position of each loop, by its number
     inside: list[tuple[Life, tuple[int, ...]]] = []

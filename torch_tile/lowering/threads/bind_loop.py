@@ -229,10 +229,7 @@ class _Binder:
         return For(step.kind, (step.var,), (ZERO,), (size,), _block(body), span=self.nest.loop.span)
 
     def _steps(self) -> list[_Step]:
-        """List the loops over a thread's registers, one for each register digit, the innermost last.
-
-        The last step is a vector loop if accesses along it may be vectors.
-        """
+        """List the loops over a thread's registers, one for each register digit, the last maybe a vector loop."""
         found = []
         for dim, digits in enumerate(self.layout.dims):
             place = 1
@@ -262,10 +259,7 @@ class _Binder:
         return steps
 
     def _width(self, dim: int, place: int) -> int:
-        """Return the elements of a 16-byte vector along `dim`; 1 if the nest cannot be a vector loop along it.
-
-        What stays the same along `dim` is read once, however wide it is.
-        """
+        """Return the elements of a 16-byte vector along `dim`; 1 if the nest cannot be a vector loop along it."""
         if place != 1 or dim in self.nest.carried or not self.nest.memory or not _is_straight(self.nest.loop.body):
             return 1
         var = self.nest.loop.vars[dim]
@@ -325,10 +319,7 @@ class _Binder:
         return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
 
     def _stays_in_padding(self, use: Use, dim: int, beyond: range) -> bool:
-        """Return whether an access to a fragment does no harm while variable `dim` is in `beyond`.
-
-        The access must not leave the registers, nor write an element of the fragment proper.
-        """
+        """Return whether an access to a fragment does no harm while `dim` is in `beyond`: in registers, no write."""
         layout, shape = use.buffer.layout, use.buffer.static_shape
         assert layout is not None and shape is not None
         spans = [self._span(index, dim, beyond) for index in use.map]

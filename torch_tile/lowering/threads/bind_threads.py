@@ -94,11 +94,7 @@ class _Bind(Known):
         return new
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        """Lower a tile op and bind the nests that it becomes.
-
-        If it becomes a bare store, one thread of the block makes it; other statements already say which thread runs
-        them.
-        """
+        """Lower a tile op and bind the nests that it becomes; one thread of the block makes a bare store."""
         lowered = Instance(IdMap(), IdMap(), fresh=True)(place_at(op, op.lower_cuda(self.here())))
         outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
         new = self(lowered)

@@ -150,11 +150,7 @@ def widen(
     bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], fields: tuple[int, bool, int],
     format: str, dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """Widen weights in plain torch.
-
-    Return them before they are scaled, as `[..., N, G, K / G]` in float32 (float64), and as matrices `[..., K, N]` of a
-    dtype.
-    """
+    """Widen weights in plain torch: `[..., N, G, K / G]` in float32 (float64), and matrices `[..., K, N]`."""
     compute, nothing = compute_dtype(dtype), [None] * len(bs)
     numbers = [kernels("gemm.dequant").dequantize(b, None, None, *fields, compute, format) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or nothing, strict=True)]

@@ -207,10 +207,7 @@ def _store_at_rank(p: Place) -> Run:
 
 
 def _places(p: Place, tile: Tile, ids: Array, rank: int) -> tuple[Array, Array, Array]:
-    """Return the addresses and ranks of elements in blocks of the cluster, and which threads' are inside.
-
-    `rank` is the operand with the ranks. Report elements outside.
-    """
+    """Return the addresses and ranks of elements in the cluster's blocks, and which are inside; report others."""
     index, ranks = p.addresses(0, ids), p.threads.each(p.operands[rank](), ids)
     known = (ranks >= 0) & (ranks < p.threads.blocks)
     if not known.all():

@@ -494,10 +494,7 @@ class Local(Memory):
         return np.broadcast_to(found, self.written.shape)
 
     def need(self, there: Array, span: Span | None) -> None:
-        """Report the reads of registers that were never written: those that are not `there`.
-
-        Statements without a line are the compiler's own moves: they may move what nothing was written to.
-        """
+        """Report reads of registers never written, not `there`; moves by the compiler, without a line, are fine."""
         if span is not None and not there.all():
             text = f"`{self.name}`, a fragment or array of each thread"
             self.threads.findings.add("unwritten", span, text, int((~there).sum()))

@@ -118,10 +118,7 @@ class Trace:
             self.write_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
 
     def check(self, stamps: Array, warp_epochs: Array, places: Array, who: Array, what: str, span: Span | None) -> None:
-        """Report places where the access has no order with an earlier access in `stamps`.
-
-        The earlier access is one of this epoch by another thread, or one of another block.
-        """
+        """Report places whose access has no order with an earlier one in `stamps`, of this epoch or another block."""
         clock = self.clock
         others = (stamps >= 0) & (stamps < clock.first)
         if others.any() and clock.heard:

@@ -38,10 +38,7 @@ class Task:
 
 
 class Tasks:
-    """Runs tasks one at a time. `save` and `restore` switch the state that belongs to the running task.
-
-    A task may run inner tasks: it waits for them, while all tasks take turns.
-    """
+    """Runs tasks, and their inner tasks, by turns; `save` and `restore` switch the state of the running one."""
 
     save: Callable[[], Any]
     restore: Callable[[Any], None]

@@ -162,10 +162,7 @@ class Expressions(Visitor):
         return torch.where(found, storage.get(clamped), zero) if min(storage.shape) else zero
 
     def _place(self, storage: Storage, node: ex.Load | st.Store) -> tuple[Index, Value]:
-        """Compute the storage index of an access, and where it lies inside the buffer.
-
-        Active lanes that leave an on-chip buffer raise `out_of_bounds`; a global buffer allows them.
-        """
+        """Compute the storage index of an access, and where it is inside. Leaving an on-chip buffer raises."""
         found: Value = True
         index = tuple(self.in_width(True, *node.indices))
         for dim, (i, size) in enumerate(zip(index, storage.shape, strict=True)):

@@ -50,10 +50,7 @@ ZERO = const(0, dt.int32)
 @tile_op("async_copy")
 @node_class
 class AsyncCopy(Copy):
-    """Copy as T.copy, but the destination may be read only after `cp_async_commit` and `cp_async_wait`.
-
-    With `commit`, an author's call stands for the copy and the commit of its group.
-    """
+    """Copy as T.copy, readable after `cp_async_commit` and `cp_async_wait`; `commit` joins both first steps."""
 
     commit: bool = True
 
@@ -154,10 +151,7 @@ def _without_policy(width: int) -> str:
 
 
 def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]], Stmt], ctx: ThreadContext) -> Stmt:
-    """Call `move` at the first point of each run of `run` elements along the last dimension of a box.
-
-    Runs are dealt to the threads in row-major order, so that neighbours move neighbouring runs.
-    """
+    """Call `move` at the first point of each run of `run` elements of a box, dealt to threads in row-major order."""
     *outer, last = extents
     per_row = last // run
     total = math.prod(outer) * per_row

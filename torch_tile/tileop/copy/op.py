@@ -45,10 +45,7 @@ INSTRUCTIONS = (None, "tma", "cp_async", "sync")
 @tile_op("copy")
 @node_class
 class Copy(RegisteredOp):
-    """Copy `src` to `dst`, element by element in row-major order of both regions; dimensions of size 1 are ignored.
-
-    The scheduling hints say how a GPU moves the data; they never change the result.
-    """
+    """Copy `src` to `dst`, element by element in row-major order; scheduling hints never change the result."""
 
     src: Region
     dst: Region

@@ -18,10 +18,7 @@ from torch_tile.ir.layout import Digit, Layout
 
 @dataclass(frozen=True)
 class Partition:
-    """A split of C over `rows x columns` warps of `warps`; each tile is one instruction of `shape`.
-
-    With `alternating`, columns go to the two tiles of a pair by turns.
-    """
+    """A split of C over `rows x columns` warps of `warps`; each tile is one instruction of `shape`."""
 
     shape: Shape
     rows: int

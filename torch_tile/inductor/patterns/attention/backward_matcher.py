@@ -240,10 +240,7 @@ class _Sample:
         return result
 
     def _over_keys(self, node: Node) -> bool:
-        """Return whether a reduction folds one dimension, as long as that of the keys.
-
-        Over another dimension of that length its value is wrong, so no gradient matches.
-        """
+        """Return whether a reduction folds one dimension, as long as that of the keys: others give wrong values."""
         dims: Any = node.args[1]
         return len(dims) == 1 and known(shape(node.args[0])[dims[0]] == leaves(self.keys)[0].size)
 

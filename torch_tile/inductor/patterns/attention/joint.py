@@ -281,10 +281,7 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
 
 
 def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
-    """Yield pairs (view of the old tensor that is read, same view of `new`); `new` has dimensions `have`.
-
-    Each new node is a view of `new` itself, unless the old view lies otherwise in memory.
-    """
+    """Yield pairs (view of the old tensor that is read, same view of `new`); `new` has dimensions `have`."""
     for end, dims in read_views(old.root, old.groups):
         rewrite.anchor = end
         node = arrange(rewrite, new, have, dims)

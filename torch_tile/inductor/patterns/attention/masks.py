@@ -265,10 +265,7 @@ def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
 
 
 def _with(rewrite: Rewrite, before: Node | None, mask: Mask, dims: Sequence[Group]) -> Node:
-    """Add a mask to `before`, the masks applied earlier, as a tensor that `tile.attention` takes.
-
-    The tensor is bool, or floating to be added, and broadcasts to `dims`.
-    """
+    """Add a mask to `before`, as a bool or floating tensor for `tile.attention` that broadcasts to `dims`."""
     mask = _as_condition(mask)
     node = _arranged(rewrite, mask.node, mask.groups, dims)
     if mask.additive:

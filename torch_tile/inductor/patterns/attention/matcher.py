@@ -69,10 +69,7 @@ class Term:
 
 @dataclass
 class Pattern:
-    """A softmax with its scores, values and output. `dims` are the dimensions of the softmax, the reduced one last.
-
-    `sink`, if there is one, has the dimensions of the rows; the keys do not include it.
-    """
+    """A softmax of `dims`, the reduced one last, with scores, values and output, and a `sink` of the rows or None."""
 
     softmax: Node
     dims: list[Group]

@@ -59,10 +59,7 @@ SCALED = (
 
 @dataclass
 class Region:
-    """A growing region. `rows` counts all rows, batches included; `values` holds its nodes, in any order.
-
-    `joins` tells whether one kernel could also compute another product.
-    """
+    """A growing region of `values`, in any order; `rows` counts all rows, `joins` allows a second product."""
 
     products: list[Node]
     rows: Any
