@@ -34,7 +34,7 @@ def names(stage, settings=None):
 def test_the_order_that_the_phases_promise(loaded):
     order = names("post_grad")
     for first, then in [
-        ("cleanup.skip", "softmax.recognise"),
+        ("cleanup.skip_views", "softmax.recognise"),
         ("softmax.recognise", "mla.match"),
         ("mla.match", "flex.match"),
         ("flex.match", "rewrite.match"),

@@ -361,10 +361,6 @@ class CudaText(Text):
             return f"(int){self.value(node.a, wide, PREFIX)}", PREFIX
         return super().visit_Cast(node, False)
 
-    def visit_Select(self, node: Select, wide: bool) -> tuple[str, int]:
-        """Write a choice."""
-        return super().visit_Select(node, wide)
-
     def visit_Call(self, node: Call, wide: bool) -> tuple[str, int]:
         """Write a call."""
         if node.name in ("atomic", "atomic_load", "at_rank"):  # the element as it is stored

@@ -106,7 +106,7 @@ def paged_attention(
     Raises RuntimeError, TypeError and ValueError as `ops.attention_paged` does.
     """
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
-    _check_most(query_start_loc, max_query_len)
+    _require_max_query_len(query_start_loc, max_query_len)
     q = _with_queries(query, query_start_loc)
     score = soft_cap(softcap) if softcap else ""
     given = (
@@ -160,7 +160,7 @@ def write_cache(
     Raises RuntimeError, TypeError and ValueError as `ops.append_to_pages` does.
     """
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
-    _check_most(query_start_loc, max_query_len)
+    _require_max_query_len(query_start_loc, max_query_len)
     _check_new("key", key, query_start_loc)
     _check_new("value", value, query_start_loc)
     new_keys, new_values = (_with_queries(x, query_start_loc) for x in (key, value))
@@ -306,7 +306,7 @@ def block_table_of_requests(req_to_token: Tensor, req_pool_indices: Tensor, page
     return (slots // page_size).int()
 
 
-def _check_most(query_start_loc: Tensor | None, max_query_len: int) -> None:
+def _require_max_query_len(query_start_loc: Tensor | None, max_query_len: int) -> None:
     """Refuse packed queries whose longest sequence is not said."""
     if query_start_loc is not None and isinstance(max_query_len, int):
         require_value(

@@ -87,7 +87,7 @@ def bits_of(expr: Expr) -> int:
 
 
 def _bits(expr: Expr, parts: list[int]) -> int:
-    """Compute the bound from those of the parts."""
+    """Bound the bits of an integer's magnitude by those of its operands."""
     longest, own = max(parts, default=0), min(expr.dtype.bits - (expr.dtype in SIGNED), WORD)
     if isinstance(expr, Const):
         return min(abs(int(expr.value)).bit_length(), own) if expr.dtype.is_integer else 0

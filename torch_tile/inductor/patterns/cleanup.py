@@ -12,7 +12,7 @@ from torch_tile.inductor.graph.nodes import UNITS, VIEWS, Miss, Rewrite, aten, i
 
 
 @family(None, "post_grad", 130)
-def skip(context: Context) -> None:
+def skip_views(context: Context) -> None:
     """Let each view read the tensor under the views and unit-dimension permutations in front of it."""
     for view in (n for n in context.graph.nodes if is_call(n, *VIEWS)):
         start: Any = view.args[0]

@@ -46,7 +46,7 @@ def pack(kv: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.contiguous().view(torch.uint8) for x in parts], -1)
 
 
-def wide(cache: torch.Tensor, latent: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def dequantize_cache(cache: torch.Tensor, latent: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the latents and the rotary parts of a packed cache in `dtype`."""
     values, rotary, scales = unpack(cache, latent)
     return (values.float() * scales.repeat_interleave(GROUP, -1)).to(dtype), rotary.to(dtype)
@@ -57,7 +57,7 @@ def fp8_reference(*given: Any, **named: Any) -> Results:
     `[pages, page, bytes]`. Takes the arguments of `MlaDecodeFp8Args`.
     """
     args: MlaDecodeFp8Args[Any] = MlaDecodeFp8Args(*given, **named)
-    kv, k_pe = wide(args.cache, args.q.shape[3], args.q.dtype)
+    kv, k_pe = dequantize_cache(args.cache, args.q.shape[3], args.q.dtype)
     options = args.block_table, args.seq_lens, args.scale
     if args.indices is not None:
         return sparse_reference(args.q, args.q_pe, kv, k_pe, args.indices, *options)

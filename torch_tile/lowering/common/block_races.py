@@ -132,7 +132,7 @@ class _OfBlocks(Rewriter):
         return node
 
     def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
-        """Follow a value into a tile, or report its store to memory of all."""
+        """Follow a value into a tile, or report its store to memory that all blocks or iterations share."""
         own, apart = self.index_bits(*values), self.around | self.index_bits(*place)
         if not self.is_of_all(buffer):
             self.follow(buffer.base or buffer, own | apart)

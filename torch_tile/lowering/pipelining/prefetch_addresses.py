@@ -36,12 +36,12 @@ class AddressPrefetch:
                     break
                 if item.var not in self.values:
                     self.values[item.var] = Substitute(self.values)(item.value)
-                    _Outermost(self._hold)(self.values[item.var])
+                    _Outermost(self._record_load)(self.values[item.var])
         if len(self.held) > MOST:
             self.held = []
 
-    def _hold(self, load: Load) -> Load:
-        """Take note of a read of an int32 number in global memory."""
+    def _record_load(self, load: Load) -> Load:
+        """Record a load of an int32 number from global memory, which gets a variable."""
         plain = load.buffer.scope == "global" and load.dtype == int32 and not contains(load, Call)
         if plain and self.variable(load) is None:
             self.held.append((load, Buffer("early", (), int32, "var")))

@@ -58,7 +58,7 @@ class Places:
         """Return whether two accesses of a buffer never touch the same element, in any iterations."""
         return any(self._differ(p, q) for p, q in zip(self.of(a), self.of(b), strict=True))
 
-    def together(self, var: Var, a: Load | Store, b: Load | Store) -> bool:
+    def meet_in_one_iteration(self, var: Var, a: Load | Store, b: Load | Store) -> bool:
         """Return whether two accesses of a buffer meet only in iterations that have the same value of a variable."""
         alike = [p for p, q in zip(self.of(a), self.of(b), strict=True) if p.key == q.key]
         return self.atoms.variable(var) in self._told(alike)

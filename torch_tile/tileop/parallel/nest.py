@@ -145,8 +145,8 @@ def _find_carriers(loop: For) -> list[tuple[Var, Store]]:
     for store in stores:
         others = [x for x in accesses if x.buffer is store.buffer and x is not store and not places.disjoint(x, store)]
         for var in loop.vars:
-            moves = _moves_with(store.indices, var, uses) or places.together(var, store, store)
-            conflicts = any(not places.together(var, x, store) for x in others)
+            moves = _moves_with(store.indices, var, uses) or places.meet_in_one_iteration(var, store, store)
+            conflicts = any(not places.meet_in_one_iteration(var, x, store) for x in others)
             if conflicts or (not moves and uses.depends(store.value, var)):
                 found.append((var, store))
     return found
