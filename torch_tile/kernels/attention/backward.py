@@ -64,13 +64,10 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(*given: Any, **named: Any) -> Gradients:
-    """Compute the gradients of `attention`'s first result in q, k and v: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B,
-    Hkv, Skv, Dv]`. Also compute those in the operands that `keep` names ("mask", "x0".., joined by commas), expanded to
-    all scores, `[n, B, H, Sq, Skv]`.
+    """Compute `tile.attention_backward` in plain torch, from the arguments of `AttentionBackwardArgs`.
 
-    Takes the arguments of `AttentionBackwardArgs`: grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others
-    as in `attention.reference`. Summed in float32 (float64 for float64), each in its tensor's dtype and memory order.
-    Does not read `out` and `lse`, so that it can be differentiated in what they were computed from.
+    Sums are in float32 (float64 for float64). It does not read `out` and `lse`, so that it can be differentiated in
+    what they were computed from.
     """
     args: AttentionBackwardArgs[torch.Tensor] = AttentionBackwardArgs(*given, **named)
     q, k, v = args.q, args.k, args.v

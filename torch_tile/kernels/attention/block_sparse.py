@@ -21,12 +21,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention as `forward.reference` does under a mask that the lists of `BlockSparseArgs` make.
-
-    q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; block i of `block_q` queries sees block j of
-    `block_kv` keys if a list names j. These are the first `kv_num_blocks[b, h, i]` of `kv_indices[b, h, i]`, and
-    likewise the lists of full blocks. Causal rule, window and scores hold there as in `attention`.
-    """
+    """Compute `tile.attention_block_sparse` and its lse by `forward.reference`, under the mask of the lists."""
     args: BlockSparseArgs[torch.Tensor] = BlockSparseArgs(*given, **named)
     return forward.reference(*masked(args))
 
@@ -56,10 +51,7 @@ def masked(args: BlockSparseArgs[torch.Tensor]) -> AttentionArgs[torch.Tensor]:
 
 
 def backward_reference(*given: Any, **named: Any) -> Gradients:
-    """Compute the gradients of `reference`'s first result in q, k and v, each in its tensor's dtype and memory order.
-
-    Takes the arguments of `BlockSparseBackwardArgs`; does not read `out` and `lse`.
-    """
+    """Compute `tile.attention_block_sparse_backward` in plain torch. It does not read `out` and `lse`."""
     args: BlockSparseBackwardArgs[torch.Tensor] = BlockSparseBackwardArgs(*given, **named)
     dq, dk, dv = gradients(args.grad, args.forward)
     return placed_beside(dq, args.q), placed_beside(dk, args.k), placed_beside(dv, args.v)

@@ -112,13 +112,10 @@ def default_scale(head_dim: int) -> float:
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
+    """Compute `tile.attention_lse` in plain torch, summed in float32 (float64 for float64 inputs).
 
-    Takes the arguments of `AttentionArgs`: q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool
-    (True: visible) or floating (added), broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py
-    has them. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as `empty_beside(q, Dv)` does. Returns lse
-    `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal
-    rule and the window. A query that sees no key gets 0 and `-inf`.
+    Takes the arguments of `AttentionArgs`. See `visible` for the causal rule and the window. A query that sees no key
+    gets 0 and `-inf`.
 
     Kernels weigh keys rightly for scores of any magnitude up to 1e38. Where they split the keys, and in the backward
     without finite masks, weights come from lse, which float32 rounds: their relative error is up to

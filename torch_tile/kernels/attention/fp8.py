@@ -65,11 +65,10 @@ def empty_result(args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `attention` of the operands times their scales, in float32 (float64 for that `dtype`): out
-    `[B, H, Sq, Dv]` in `dtype`, laid out as `empty_beside(q, Dv)` is, and lse `[B, H, Sq]`.
+    """Compute `tile.attention_fp8` and lse `[B, H, Sq]` in float32 (float64 for that `dtype`).
 
-    Takes the arguments of `AttentionFp8Args`. The kernels round weights to float8_e4m3fn where their target multiplies
-    float8: to within 2 ** -4 of themselves, or 2 ** -18 of a row's largest.
+    The kernels round weights to float8_e4m3fn where their target multiplies float8: to within 2 ** -4 of themselves,
+    or 2 ** -18 of a row's largest.
     """
     args: AttentionFp8Args[torch.Tensor] = AttentionFp8Args(*given, **named)
     made = empty_result(args)

@@ -89,11 +89,7 @@ def chosen(weights: torch.Tensor, args: NsaSelectArgs[Any]) -> torch.Tensor:
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Choose the blocks of keys that each query attends to, by its weights of compressed keys.
-
-    Takes the arguments of `NsaSelectArgs`: q `[B, H, Sq, D]`, k_cmp `[B, Hkv, Sc, D]`, lse `[B, H, Sq]`. Returns int32
-    `[B, Hkv, Sq, top]` as `chosen` does.
-    """
+    """Compute `tile.nsa_select` in plain torch, from the arguments of `NsaSelectArgs`."""
     args: NsaSelectArgs[torch.Tensor] = NsaSelectArgs(*given, **named)
     return chosen(importance_reference(args), args)
 

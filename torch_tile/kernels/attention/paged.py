@@ -33,14 +33,9 @@ from torch_tile.kernels.norm.quantize import LARGEST, LEAST, rounded
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `softmax(score(scale q k^T)) v` over keys in pages, summed in float32 (float64 for float64 inputs).
+    """Compute `tile.attention_paged` and its lse in float32 (float64 for float64), from `PagedArgs`.
 
-    Takes the arguments of `PagedArgs`: q `[B, Sq, H, D]`, or `[Tq, H, D]` with cu_seqlens_q int32 `[B + 1]`; k_pages
-    `[pages, page, Hkv, D]`, v_pages `[pages, page, Hkv, Dv]`, block_tables int32 `[B, n]`, lengths int32 `[B]`. The
-    queries of a sequence are at the end of its keys. Returns out in q's dtype and memory order, with Dv for D, and lse
-    `[B, H, Sq]`, or `[H, Tq]`. A query that sees no key gives 0 and -inf. `num_splits` only says how a kernel divides
-    the work. Pages of float8 have float32 scales that broadcast to `[pages, page, Hkv]`; keys and values are their
-    products, rounded to q's dtype.
+    The keys and values of float8 pages are their products with their scales, rounded to q's dtype.
     """
     args: PagedArgs[torch.Tensor] = PagedArgs(*given, **named)
     q, rows = args.q, _rows(args)
@@ -159,14 +154,7 @@ def sequences_of(args: PagedArgs[torch.Tensor]) -> Sequences:
 
 
 def append_reference(args: AppendArgs[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the pages with new keys and values written into them, as `append_to_pages` leaves them. The given scales
-    follow.
-
-    k `[B, Sq, Hkv, D]`, or `[T, Hkv, D]` with cu_seqlens int32 `[B + 1]`; v likewise with Dv. They are the last of the
-    `lengths[b]` positions of sequence b. Position s is row `s % page` of page `block_tables[b, s // page]`. Positions
-    below 0 or behind the table, and rows behind the last sequence, are left out. Into pages of float8 goes `k /
-    k_scale`. Scales `[pages, page, Hkv]` are written: the largest magnitude of a row over 448, at least 2^-100.
-    """
+    """Compute `tile.append_to_pages`: return copies of the pages, and of given scales, with the new rows."""
     k, v, k_pages, v_pages, block_tables, lengths, cu_seqlens, _, k_scale, v_scale = args
     page, columns = k_pages.shape[1], block_tables.shape[1]
     sequence, position = _positions(k, lengths, cu_seqlens)

@@ -22,13 +22,7 @@ RAGGED = Layout(ragged=True)
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `softmax(score(scale q k^T)) v` for each sequence, summed in float32 (float64 for float64 inputs).
-
-    Takes the arguments of `VarlenArgs`: q `[Tq, H, D]`, k `[Tk, Hkv, D]`, v `[Tk, Hkv, Dv]`; sequence b has the queries
-    from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, int32 `[B + 1]`, and the keys that cu_seqlens_k says. Its queries
-    are at the end of its keys: `causal` and `window` count from there. Returns out `[Tq, H, Dv]` in q's dtype, in q's
-    memory order, and lse `[H, Tq]`. A query that sees no key, or is behind the last sequence, gives 0 and -inf.
-    """
+    """Compute `tile.attention_varlen_lse` in plain torch, in float32 (float64 for float64 inputs)."""
     args: VarlenArgs[torch.Tensor] = VarlenArgs(*given, **named)
     out, lse = padded.attend(_padded(args))
     rows = padded.Rows(args.cu_seqlens_q, args.max_seqlen_q)
@@ -53,11 +47,7 @@ def gradients(grad: torch.Tensor, args: VarlenArgs[torch.Tensor]) -> Gradients:
 
 
 def backward_reference(*given: Any, **named: Any) -> Gradients:
-    """Compute the gradients of attention in q, k and v, each in its tensor's dtype and memory order.
-
-    Takes the arguments of `VarlenBackwardArgs`: grad and out `[Tq, H, Dv]`, lse `[H, Tq]`, the others as in
-    `reference`. Does not read `out` and `lse`. Gradients of rows behind the last sequence are 0.
-    """
+    """Compute `tile.attention_varlen_backward` in plain torch. It does not read `out` and `lse`."""
     args: VarlenBackwardArgs[torch.Tensor] = VarlenBackwardArgs(*given, **named)
     dq, dk, dv = gradients(args.grad, args.forward)
     return placed_beside(dq, args.q), placed_beside(dk, args.k), placed_beside(dv, args.v)

@@ -81,12 +81,7 @@ def dequantize(
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue(a @ w0^T, ..., aux)` with w by `dequantize`, in float32 (float64 for float64 `a`), rounded to
-    `dtype`.
-
-    Takes the arguments of `DequantGemmArgs`: a `[M, K]`; each b `[N, K * bits / word bits]`; scales and zeros none or
-    one for each b, `[N, G]`, all of one G that divides K; aux as for `gemm.reference`. Returns `[M, N]`.
-    """
+    """Compute `tile.dequant_gemm` with w by `dequantize`, in float32 (float64 for float64 `a`)."""
     args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
     weights = [w.mT for w in widened_matrices(args, compute_dtype(args.a.dtype))]
     return gemm.reference(args.a, weights, args.aux, args.kinds, args.epilogue, args.dtype)

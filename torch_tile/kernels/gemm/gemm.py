@@ -29,11 +29,9 @@ def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue(a @ b0, ..., aux)` in float32 (float64 for float64 `a`), rounded once to `dtype`.
+    """Compute `tile.gemm` in float32 (float64 for float64 `a`), rounded once, from `GemmArgs`.
 
-    Takes the arguments of `GemmArgs`: a `[*batch, M, K]`, each b `[*batch or 1, K, N]`; aux by kind: `t` `[*batch, M,
-    N]`, `r` `[N]`, `c` `[*batch, M, 1]`, `s` one element. `o` is the `out` of `gemm`, which is read before it is
-    written. Returns `[*batch, M, N]`.
+    An operand of kind `o` is the `out` of `gemm`, which is read before it is written.
     """
     args: GemmArgs[torch.Tensor] = GemmArgs(*given, **named)
     a, bs, aux, kinds, epilogue, dtype = args

@@ -27,13 +27,7 @@ CROWDED = 85  # rows: groups of fewer on average get tiles for half as many agai
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
-
-    Takes the arguments of `GroupedGemmArgs`: a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]`
-    (0) to `offsets[g]`, int32 `[G]`; aux by kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element, `g` `[G, N]`.
-    Returns `[S, N]`. Rows behind the last group have no matrices: their products are 0, and so are their operands of
-    kind `g`.
-    """
+    """Compute `tile.grouped_gemm` in float32 (float64 for float64 `a`), rounded once, from `GroupedGemmArgs`."""
     args: GroupedGemmArgs[torch.Tensor] = GroupedGemmArgs(*given, **named)
     a, bs, offsets, aux, kinds, epilogue, dtype = args
     compute = compute_dtype(a.dtype)

@@ -32,14 +32,7 @@ from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP, most_tiles,
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue(a[rows of g] @ w0[g]^T, ..., aux)` for each group g, with w by `dequantize`.
-
-    Sums are in float32 (float64 for float64 `a`); the result is rounded to `dtype`.
-
-    Takes the arguments of `GroupedDequantGemmArgs`: a `[S, K]`; each b `[G, N, K * bits / word bits]`; scales and zeros
-    none or one for each b, `[G, N, runs]`; offsets and aux as for `grouped.reference`. Returns `[S, N]`. Products of
-    rows behind the last group are 0.
-    """
+    """Compute `tile.grouped_dequant_gemm` with w by `dequantize`, in float32 (float64 for float64 `a`)."""
     args: GroupedDequantGemmArgs[torch.Tensor] = GroupedDequantGemmArgs(*given, **named)
     a, compute = args.a, compute_dtype(args.a.dtype)
     group = groups_of(args.offsets, a)

@@ -36,13 +36,7 @@ from torch_tile.kernels.row_groups import END, FIELDS, FIRST, GROUP as MATRIX, m
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for
-    float64 `a`), rounded to `dtype`.
-
-    Takes the arguments of `GroupedScaledGemmArgs`: a `[S, K]`, b `[G, K, N]`; scale_a `[1 or S, 1 or K / 128]`, scale_b
-    `[G, 1 or K / 128, 1, N or N / 128]`, divisions rounded up; offsets and aux as for `grouped.reference`. Returns
-    `[S, N]`. Products of rows behind the last group are 0.
-    """
+    """Compute `tile.grouped_scaled_gemm` in float32 (float64 for float64 `a`), rounded once."""
     args: GroupedScaledGemmArgs[torch.Tensor] = GroupedScaledGemmArgs(*given, **named)
     compute, (rows, k), n = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[2]
     wide, group = args.a.to(compute) * spread(args.scale_a.to(compute), rows, k), groups_of(args.offsets, args.a)

@@ -29,15 +29,7 @@ START = 16  # columns of float8 at a multiple of which bulk copies start
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `(a * scale_a)[:, columns of g] @ (b * scale_b)[rows of g]` for each group g.
-
-    Sums are of float32, or of float64 for float64 `a`. Results are rounded to `dtype`.
-
-    Takes the arguments of `KGroupedScaledGemmArgs`: a `[M, K]` and b `[K, N]`. scale_a is `[1 or G, 1 or M, 1]` or
-    `[1, 1 or M, K / 128]`, scale_b `[1 or G, 1, 1 or N]` or `[1, K / 128, 1 or N]`, divisions rounded up. Group g has
-    the columns of a from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`. Returns `[G, M, N]`; 0 for groups without
-    columns.
-    """
+    """Compute `tile.k_grouped_scaled_gemm` in float32 (float64 for float64 `a`), rounded once."""
     args: KGroupedScaledGemmArgs[torch.Tensor] = KGroupedScaledGemmArgs(*given, **named)
     compute, (m, k), n, count = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[1], args.offsets.shape[0]
     group, found = groups_of(args.offsets, args.b), [args.a.new_zeros((0, m, n), dtype=compute)]

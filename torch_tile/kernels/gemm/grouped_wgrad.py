@@ -33,11 +33,7 @@ from torch_tile.kernels.row_groups import bounds_of
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute `a[rows of g].T @ b[rows of g]` for each group g, in float32 (float64 for float64 `a`).
-
-    a `[S, M]`, b `[S, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`. Returns
-    `[G, M, N]`; 0 for groups without rows.
-    """
+    """Compute `tile.k_grouped_gemm`, `a[rows of g].T @ b[rows of g]`, in float32 (float64 for float64 `a`)."""
     compute = compute_dtype(a.dtype)
     group, found = groups_of(offsets, a), [a.new_zeros((0, a.shape[1], b.shape[1]), dtype=compute)]
     for g in range(offsets.shape[0]):

@@ -23,13 +23,7 @@ from torch_tile.kernels.library_jit import library_jit
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue((a * scale_a)[g] @ (b * scale_b)[g], aux)` for each group g, in float32 (float64 for float64
-    `a`), rounded to `dtype`; rows from `counts[g]` on are 0.
-
-    Takes the arguments of `MaskedScaledGemmArgs`: a `[G, M, K]`, b `[G, K, N]`; scale_a `[G, 1 or M, 1 or K / 128]`,
-    scale_b `[G, 1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `grouped_scaled.reference` of G * M
-    rows. Returns `[G, M, N]`.
-    """
+    """Compute `tile.masked_scaled_gemm` in float32 (float64 for float64 `a`), rounded once."""
     args: MaskedScaledGemmArgs[torch.Tensor] = MaskedScaledGemmArgs(*given, **named)
     (groups, height, _), flat = args.a.shape, flattened(args)
     ends = torch.arange(1, groups + 1, device=args.a.device, dtype=torch.int32) * height

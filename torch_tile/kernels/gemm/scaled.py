@@ -66,12 +66,7 @@ def fields_of(b: torch.Tensor, bits: int, offset: int) -> torch.Tensor:
 
 
 def reference(*given: Any, **named: Any) -> torch.Tensor:
-    """Compute `epilogue((a * scale_a) @ (b * scale_b), aux)` in float32 (float64 for float64 `a`), rounded to `dtype`.
-
-    Takes the arguments of `ScaledGemmArgs`: a `[M, K]`, b `[K, N]`; scale_a `[1, M or M / 128, 1 or K / 128]`, scale_b
-    `[1 or K / 128, 1, N or N / 128]`, divisions rounded up; aux as for `gemm.reference`. b of fewer than 8 bits is that
-    of `fields_of`. Returns `[M, N]`.
-    """
+    """Compute `tile.scaled_gemm` in float32 (float64 for float64 `a`), rounded once, b by `fields_of`."""
     args: ScaledGemmArgs[torch.Tensor] = ScaledGemmArgs(*given, **named)
     compute, (m, k), n = compute_dtype(args.a.dtype), args.a.shape, args.b.shape[1]
     wide = args.a.to(compute) * spread(args.scale_a.to(compute), m, k)

@@ -81,13 +81,9 @@ def probabilities(
 
 
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
+    """Compute `tile.mla_decode_lse` in plain torch, in float32 (float64 for float64), from `MlaDecodeArgs`.
 
-    Takes the arguments of `MlaDecodeArgs`: q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe
-    `[B, S, R]`, or paged `[pages, page, C]` and `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32
-    `[B]` (default: the whole cache). The Sq queries are the last Sq positions, causal among themselves. Returns out
-    `[B, Sq, H, C]` in q's dtype, which lies in memory as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing
-    dtype. `num_splits` and `schedule` only say how a kernel divides the work. Without them, threads or multiprocessors
+    `num_splits` and `schedule` only say how a kernel divides the work. Without them, threads or multiprocessors
     decide, so the last bits follow their number.
     """
     args: MlaDecodeArgs[torch.Tensor] = MlaDecodeArgs(*given, **named)

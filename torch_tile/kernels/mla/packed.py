@@ -65,11 +65,9 @@ def fp8_reference(*given: Any, **named: Any) -> Results:
 
 
 def sparse_reference(*given: Any, **named: Any) -> Results:
-    """Compute attention of each query over the positions that its list names, summed as in `decode.reference`.
+    """Compute `tile.mla_sparse` and its lse in plain torch, summed as in `decode.reference`.
 
-    Takes the arguments of `MlaSparseArgs`: q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; the cache as there; indices int32
-    `[B, Sq, n]`. Positions that do not exist, such as -1, are left out; one that stands twice counts twice. Returns out
-    `[B, Sq, H, C]` and lse.
+    Positions that do not exist, such as -1, are left out; one that stands twice counts twice.
     """
     args: MlaSparseArgs[Any] = MlaSparseArgs(*given, **named)
     q, q_pe, indices, compute = args.q, args.q_pe, args.indices, compute_dtype(args.q.dtype)

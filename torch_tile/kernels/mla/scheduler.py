@@ -136,11 +136,7 @@ def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
 
 
 def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:
-    """Compute a schedule int32 `[units + B, 4]` of sequences with lengths `[B]` and `rows` of queries each, on one
-    machine.
-
-    `units` of 0 is as many as the machine runs at a time.
-    """
+    """Compute `tile.mla_schedule` in plain Python. `units` of 0 is as many as the machine runs at a time."""
     lengths = [int(n) for n in seq_lens]
     return torch.tensor(plan(lengths, units_of(seq_lens, rows, units)), dtype=torch.int32, device=seq_lens.device)
 

@@ -28,11 +28,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(*given: Any, **named: Any) -> Results:
-    """Compute values and scales of `quantize.reference` for y of `fused.reference`, and the sum that it keeps.
-
-    The arguments are those of `FusedNormQuantizeArgs`; dtype is that of y. Returns `[..., N]` in `out_dtype`, float32
-    `[..., N / group]`, rounded up, and the sum in x's dtype if `keep`, else an empty tensor.
-    """
+    """Compute `quantize.reference` of y of `fused.reference`, and the sum that it keeps, else an empty tensor."""
     args: FusedNormQuantizeArgs[torch.Tensor] = FusedNormQuantizeArgs(*given, **named)
     y, total = fused.reference(*args.norm)
     return *quantize.reference(y, args.group, args.out_dtype), total
