@@ -271,13 +271,9 @@ def compile(
 
 @explains_misfits
 def par_compile(
-    funcs: Iterable[PrimFunc],
-    out_idx: int | Sequence[int] | None = None,
-    target: object = "auto",
-    num_workers: int | None = None,
-    ignore_error: bool = False,
-    **options: Unpack[CompileOptions],
-) -> list[JITKernel | None]:
+    funcs: Iterable[PrimFunc], out_idx: int | Sequence[int] | None = None, target: object = "auto",
+    num_workers: int | None = None, ignore_error: bool = False, **options: Unpack[CompileOptions],
+) -> list[JITKernel | None]:  # fmt: skip
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
     one = funcs if isinstance(funcs, PrimFunc | JITFunction | JITKernel) else None
     if one is not None or not isinstance(funcs, Iterable) or isinstance(funcs, str | Mapping):

@@ -85,17 +85,9 @@ def _allow_models(name: str) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # pages of keys and values are views of one tensor
 def attend_cached(
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cache: Any,
-    window: int,
-    kwargs: dict[str, Any],
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    layer: int, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int, kwargs: dict[str, Any],
+    scale: float | None = None, softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Write new keys and values into a cache, and attend over what each sequence has there.
 
     Args:

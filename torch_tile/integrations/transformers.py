@@ -40,23 +40,12 @@ def register_with_transformers() -> None:
 
 
 def attention_forward(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    cache: Any = None,
-    indices: Tensor | None = None,
-    block_indices: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+    sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None, cache: Any = None, indices: Tensor | None = None,
+    block_indices: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Compute attention as transformers' models call it.
 
     Args:
@@ -164,17 +153,10 @@ def hidden_too(mask: Tensor | None, seen: Tensor) -> Tensor:
 
 
 def attention_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int | Tensor = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    **kwargs: Any,
-) -> Tensor | None:
+    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] = causal_mask_function, attention_mask: Tensor | None = None,
+    local_size: int | None = None, allow_is_causal_skip: bool = True, **kwargs: Any,
+) -> Tensor | None:  # fmt: skip
     """Build the mask of a forward pass, or return None where plain causal attention says the same.
 
     Args:

@@ -124,21 +124,10 @@ class QuantizedExperts(Frozen):
 
     @names_parameters
     def __init__(
-        self,
-        gate_up_proj: Tensor,
-        gate_up_scales: Tensor,
-        down_proj: Tensor,
-        down_scales: Tensor,
-        gate_up_bias: Tensor | None = None,
-        down_bias: Tensor | None = None,
-        *,
-        gate: Gate = Gate(),
-        interleaved: bool = False,
-        bits: int = 4,
-        high_first: bool = False,
-        offset: int = 0,
-        format: str = "",
-    ) -> None:
+        self, gate_up_proj: Tensor, gate_up_scales: Tensor, down_proj: Tensor, down_scales: Tensor,
+        gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, *, gate: Gate = Gate(),
+        interleaved: bool = False, bits: int = 4, high_first: bool = False, offset: int = 0, format: str = "",
+    ) -> None:  # fmt: skip
         super().__init__()
         held = {
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,
@@ -217,14 +206,9 @@ class Float8Experts(Frozen):
 
     @names_parameters
     def __init__(
-        self,
-        gate_up_proj: Tensor,
-        gate_up_scales: Tensor,
-        down_proj: Tensor,
-        down_scales: Tensor,
-        *,
+        self, gate_up_proj: Tensor, gate_up_scales: Tensor, down_proj: Tensor, down_scales: Tensor, *,
         gate: Gate = Gate(),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         held = {
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,

@@ -33,18 +33,9 @@ _told: set[str] = set()
 
 @explains_misfits
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
+    window: int = 0, dropout: float = 0.0, softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
     Dropout, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
@@ -83,21 +74,10 @@ def attend(
 @explains_misfits
 @renames(cu_seqlens_q="q_starts", cu_seqlens_k="k_starts", max_seqlen_q="most_queries", max_seqlen_k="most_keys")
 def attend_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_starts: Tensor,
-    k_starts: Tensor,
-    most_queries: int,
-    most_keys: int,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, most_queries: int, most_keys: int, *,
+    causal: bool = False, scale: float | None = None, window: int = 0, dropout: float = 0.0,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute `attend` for sequences that lie one after the other; the last query of each is at its last key.
 
     Args:
@@ -212,17 +192,9 @@ def _warn_once(what: str) -> None:
 
 
 def _plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: int,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, window: int,
+    dropout: float, softcap: float | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Compute `attend` in plain torch, in float32 or better. What the operator refuses is refused."""
     if not torch.compiler.is_compiling():
         require_value(0.0 <= dropout <= 1.0, lambda: f"attend: dropout is {dropout}; expected 0.0 to 1.0")

@@ -55,23 +55,11 @@ class MLAAttention(nn.Module):
 
     @names_parameters
     def __init__(
-        self,
-        hidden_size: Size,
-        num_heads: Count,
-        *,
-        q_lora_rank: Size | None = 1536,
-        kv_lora_rank: Size = 512,
-        qk_nope_head_dim: Size = 128,
-        qk_rope_head_dim: Size = 64,
-        v_head_dim: Size = 128,
-        bias: bool = False,
-        eps: float = 1e-6,
-        rope_interleave: bool = True,
-        scale: float | None = None,
-        layer_idx: int = 0,
-        device: torch.device | str | int | None = None,
-        dtype: FloatDtype | None = None,
-    ) -> None:
+        self, hidden_size: Size, num_heads: Count, *, q_lora_rank: Size | None = 1536, kv_lora_rank: Size = 512,
+        qk_nope_head_dim: Size = 128, qk_rope_head_dim: Size = 64, v_head_dim: Size = 128, bias: bool = False,
+        eps: float = 1e-6, rope_interleave: bool = True, scale: float | None = None, layer_idx: int = 0,
+        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.q_lora_rank, self.kv_lora_rank = num_heads, q_lora_rank, kv_lora_rank
@@ -94,15 +82,9 @@ class MLAAttention(nn.Module):
 
     @explains_misfits
     def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        cache: Any = None,
-        *,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
+        cache: Any = None, *, past_key_values: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         """Attend from the new positions to themselves and the cached ones, causally.
 
         Args:

@@ -392,16 +392,10 @@ def attention(
 
 
 def run(
-    args: AttentionArgs[torch.Tensor],
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    machine: Machine,
-    config: Config | None,
-    splits: int,
-    sequences: Sequences | None = None,
-    lists: Listed | None = None,
+    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, machine: Machine,
+    config: Config | None, splits: int, sequences: Sequences | None = None, lists: Listed | None = None,
     scales: Scales | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Launch `attention` on a machine into `out` and, if given, `lse`. `out` is dense with the last dimension
     innermost, `lse` is contiguous; neither is empty. Return whether there is a tiling, else nothing is launched.
 

@@ -270,15 +270,9 @@ class Spec:
         return not (self.causal and config.packed and self.grouped)
 
     def needs_mask(
-        self,
-        config: Config,
-        iteration: Any,
-        step: Any,
-        extremes: tuple[Any, Any],
-        q_offset: Any,
-        window: Any,
+        self, config: Config, iteration: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any,
         kv_len: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return whether a query between the `extremes` of a block may not see a key of an iteration's step."""
         first_query, last_query = extremes
         q_offset = q_offset if self.shifted else 0

@@ -50,15 +50,9 @@ from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_o
 
 
 def dequantize(
-    b: torch.Tensor,
-    scale: torch.Tensor | None,
-    zero: torch.Tensor | None,
-    bits: int,
-    high_first: bool,
-    offset: int,
-    dtype: torch.dtype,
-    format: str = "",
-) -> torch.Tensor:
+    b: torch.Tensor, scale: torch.Tensor | None, zero: torch.Tensor | None, bits: int, high_first: bool, offset: int,
+    dtype: torch.dtype, format: str = "",
+) -> torch.Tensor:  # fmt: skip
     """Widen `b` `[..., N, words]` to the weights `[..., N, K]` in `dtype`: `(field - offset - zero) * scale`.
 
     With a `format` (see `FORMATS`) a field is an index, and the weight is the number there times the scale.

@@ -389,13 +389,9 @@ class Chunks:
     """
 
     def __init__(
-        self,
-        machine: Machine,
-        args: Any,
-        config: Config | None,
-        *dense: torch.Tensor,
+        self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor,
         reads: torch.Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.machine, self.args, self.scale = machine, args, scale_of(args)
         self.v = dense_last(args.v)
         self.batch, self.length, self.heads, self.values = args.v.shape

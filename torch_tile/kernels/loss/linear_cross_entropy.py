@@ -138,13 +138,9 @@ def _empty_gradients(args: LinearCrossEntropyGradientsArgs[torch.Tensor]) -> tup
 
 @entry_function(LinearCrossEntropyGradientsArgs, gradients_reference, _empty_gradients)
 def linear_cross_entropy_gradients(
-    args: LinearCrossEntropyGradientsArgs[torch.Tensor],
-    loss: torch.Tensor,
-    dhidden: torch.Tensor,
-    dweight: torch.Tensor,
-    dbias: torch.Tensor,
-    chunk: int | None = None,
-) -> bool:
+    args: LinearCrossEntropyGradientsArgs[torch.Tensor], loss: torch.Tensor, dhidden: torch.Tensor,
+    dweight: torch.Tensor, dbias: torch.Tensor, chunk: int | None = None,
+) -> bool:  # fmt: skip
     """Compute the loss and its gradients as `gradients_reference` does, `chunk` rows at a time."""
     hidden, weight, bias, of_hidden, of_weight = args.hidden, args.weight, args.bias, args.of_hidden, args.of_weight
     compute = compute_dtype(hidden.dtype)

@@ -245,14 +245,9 @@ def mla_decode(
 
 
 def run(
-    args: MlaDecodeArgs[Any],
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    machine: Machine,
-    config: Config | None = None,
-    scales: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-) -> bool:
+    args: MlaDecodeArgs[Any], out: torch.Tensor, lse: torch.Tensor, machine: Machine, config: Config | None = None,
+    scales: torch.Tensor | None = None, indices: torch.Tensor | None = None,
+) -> bool:  # fmt: skip
     """Launch `mla_decode` on a machine into `out`, dense with the last dimension innermost, and contiguous `lse`.
     Neither is empty. Return whether there is a tiling, else nothing is launched.
 

@@ -130,13 +130,9 @@ def index_scores(
 
 
 def lightning_index(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    weights: torch.Tensor,
-    top: int,
-    seq_lens: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int, seq_lens: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """List positions as `reference` does. `out` may be given."""
     scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype))
     if not _scored(q, k, weights, seq_lens, True, scores):

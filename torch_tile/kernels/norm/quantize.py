@@ -129,13 +129,9 @@ def quantize_fp8(
 
 
 def silu_mul_quantize(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    group: int,
-    dtype: torch.dtype,
-    out: torch.Tensor | None = None,
+    gate: torch.Tensor, up: torch.Tensor, group: int, dtype: torch.dtype, out: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compute values and scales as `silu_mul_reference` does. `out` and `scales` may be given, contiguous."""
     if not has_kernels(gate):
         made = silu_mul_reference(gate, up, group, dtype)

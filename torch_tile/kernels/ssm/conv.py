@@ -413,14 +413,9 @@ def empty_gradients(
 
 
 def causal_conv1d_update(
-    x: torch.Tensor,
-    state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str = "none",
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str = "none", out: torch.Tensor | None = None, new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compute the update as `update_reference` does. `out` and `new_state` may be given, contiguous."""
     if not has_kernels(x):
         made, state_made = update_reference(x, state, weight, bias, activation)

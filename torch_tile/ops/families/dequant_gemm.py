@@ -74,14 +74,9 @@ def _check_format(op: str, format: str, words: torch.dtype, bits: int, offset: i
 
 
 def _check_factors(
-    op: str,
-    name: str,
-    factors: Sequence[Tensor],
-    allowed: frozenset[torch.dtype],
-    a: Tensor,
-    bs: Sequence[Tensor],
+    op: str, name: str, factors: Sequence[Tensor], allowed: frozenset[torch.dtype], a: Tensor, bs: Sequence[Tensor],
     first: Sequence[Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Check that scales or zeros are none or one `[N, G]` for each b. Steps along K must hold the group size.
 
     For groups of rows, whose b are `[G, N, words]`, it is `[G, N, runs]`.
@@ -199,20 +194,10 @@ def _flops(args: DequantGemmArgs[Shape]) -> int:
 
 
 def dequant_gemm(
-    a: Tensor,
-    bs: Sequence[Tensor],
-    scales: Sequence[Tensor] = (),
-    zeros: Sequence[Tensor] = (),
-    bits: int = 8,
-    high_first: bool = False,
-    offset: int = 0,
-    aux: Sequence[Tensor] = (),
-    kinds: str = "",
-    epilogue: str = "",
-    *,
-    dtype: torch.dtype,
-    format: str = "",
-) -> Tensor:
+    a: Tensor, bs: Sequence[Tensor], scales: Sequence[Tensor] = (), zeros: Sequence[Tensor] = (), bits: int = 8,
+    high_first: bool = False, offset: int = 0, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "", *,
+    dtype: torch.dtype, format: str = "",
+) -> Tensor:  # fmt: skip
     """Compute `gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
 
     `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),

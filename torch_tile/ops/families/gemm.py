@@ -175,14 +175,9 @@ def product_flops(args: GemmArgs[Shape] | GroupedGemmArgs[Shape]) -> int:
 
 
 def gemm(
-    a: Tensor,
-    bs: Sequence[Tensor],
-    aux: Sequence[Tensor] = (),
-    kinds: str = "",
-    epilogue: str = "",
-    *,
+    a: Tensor, bs: Sequence[Tensor], aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "", *,
     dtype: torch.dtype,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Multiply one left operand by matrices, with a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
 
     Args:

@@ -118,18 +118,10 @@ def _flops(args: ScaledGemmArgs[Shape]) -> int:
 
 
 def scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    aux: Sequence[Tensor] = (),
-    kinds: str = "",
-    epilogue: str = "",
-    bits: int = 8,
-    offset: int = 0,
-) -> Tensor:
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "",
+    bits: int = 8, offset: int = 0,
+) -> Tensor:  # fmt: skip
     """Multiply float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
     Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly. These sums are added up in float32

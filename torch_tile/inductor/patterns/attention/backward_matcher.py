@@ -127,13 +127,9 @@ _REDUCTIONS: dict[Any, Any] = {
 
 
 def is_gradient(
-    found: Node,
-    scores: Dimensioned,
-    of: Dimensioned,
-    weights: Dimensioned,
-    keys: Group,
+    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group,
     full: list[Group] | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Return whether `found` is the gradient of `scores`, given the gradient `of` of `weights`.
 
     The weights are computed from the scores. Each tensor comes with its dimensions; `found` has those of the scores. If
