@@ -451,7 +451,7 @@ def _attention(
         bias = None if mask is None else make((1, 1, queries, keys), mask)
         operands = [make(shape, torch.float32) for shape in aux]
         given = q, k, v, bias, causal, None, window, keys - queries, operands, score
-        return attention.attention(*given, needs_lse=lse)
+        return attention.attention(*given, **({} if lse else {"lse": None}))
 
     return call
 

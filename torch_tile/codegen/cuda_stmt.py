@@ -205,7 +205,7 @@ class CudaStatements(Statements):
 
 
 def guarded_read(node: If) -> Call | None:
-    """Return the wide read of global memory that a branch guards, if its other side is 0 and no address is read."""
+    """Return the wide global read that a branch guards, if its other side is 0. No memory gives its address."""
     if len(node.then.stmts) != 1 or len(node.otherwise.stmts) != 1:
         return None
     do, loop = node.then.stmts[0], node.otherwise.stmts[0]

@@ -182,8 +182,5 @@ for _rule in RULES:
 
 
 def verdict(choice: str, target: Target, default: Any, **quantities: float) -> Any:
-    """Return what was best for these quantities on such a target; `default` where no row of the choice fits.
-
-    Raises KeyError for a quantity that a row needs and the caller does not give.
-    """
+    """Return what was best for these quantities on a target, else `default`. KeyError for a missing quantity."""
     return next((rule.verdict for rule in _BY_CHOICE.get(choice, ()) if rule.holds(target, quantities)), default)

@@ -21,10 +21,7 @@ PLANNERS = 256  # groups that are planned at a time
 
 @T.macro
 def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
-    """Return the first row of a group and the end of its rows. Rows behind the last group form a group of their own.
-
-    Whatever the offsets say, both lie within the rows.
-    """
+    """Return a group's first row and end, within the rows; rows behind the last group are a group."""
     first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
     return first, T.clamp(T.if_then_else(group < offsets.shape[0], offsets[group], rows), first, rows)
 
@@ -63,8 +60,5 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
 
 
 def most_tiles(rows: Any, groups: Any, height: int) -> Any:
-    """Return an upper bound of the tiles of `height` rows that cover all groups.
-
-    Each group, and what is behind the last one, fills its last tile in part only. Each tile has a row.
-    """
+    """Return an upper bound of the tiles of `height` rows that cover all groups and what is behind them."""
     return torch.sym_min(-(-rows // height) + groups + 1, rows)

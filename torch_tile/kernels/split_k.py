@@ -218,10 +218,7 @@ def combine(dtype: torch.dtype, part_dtype: torch.dtype, latent: int, sharing: S
 def combine_parts(
     part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, machine: Machine
 ) -> None:
-    """Combine parts `[splits, ..., width]` and `[splits, ...]` into `out` and `lse`.
-
-    `out` has four dimensions and is dense in some order, the last one innermost; the others are contiguous.
-    """
+    """Combine parts `[splits, ..., width]` and `[splits, ...]` into `out`, dense in some order, and `lse`."""
     splits, width = part.shape[0], part.shape[-1]
     sharing = sharing_of(splits, width * part.dtype.itemsize)
     machine.kernel(combine)(out.dtype, part.dtype, width, sharing)(

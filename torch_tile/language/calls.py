@@ -131,10 +131,7 @@ def check_all(names: dict[str, Any]) -> None:
 
 
 def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of the language; report wrong arguments at the author's line.
-
-    The function's own checks come first: they know best. Annotations tell what those let pass, and what Python refuses.
-    """
+    """Call a function of the language; report wrong arguments at the author's line, its own checks first."""
     try:
         found = function(*args, **kwargs)
     except Exception as problem:

@@ -426,10 +426,7 @@ def _codes(function: FunctionType) -> Iterator[CodeType]:
 
 
 def _reads_of(code: CodeType, cells: Container[str], own: Container[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the names that a code reads from outside, each with the attributes that follow.
-
-    `cells` are the names of the variables around the function, `own` those of its variables.
-    """
+    """Return the names that a code reads from outside, with attributes; `cells` and `own` are its variables."""
     name, attributes = "", []
     for step in dis.get_instructions(code):
         if name and step.opname in _READS_ATTRIBUTE:

@@ -309,10 +309,7 @@ WIDE_NUMBERS = _Budget(184, dq=64)  # float32 and float64; heads of 192 spilled 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The candidate tilings of each gradient, by falling size. `dv` and `dk` are for kernels of their own.
-
-    A tiling must fit the `budget`, or that of wgmma where its products compile to that.
-    """
+    """The candidate tilings of each gradient, by falling size, within the `budget` of registers."""
 
     dq: Sequence[Config]
     dkv: Sequence[Config]

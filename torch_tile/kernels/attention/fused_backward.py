@@ -132,10 +132,7 @@ class Iterations:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Which of a block's keys the queries of a step see, and their probabilities and gradients.
-
-    The block has keys from `first_key` on, of `keys`; there are so many `queries`.
-    """
+    """Which of a block's `keys` from `first_key` on the step's `queries` see, and their probabilities and gradients."""
 
     config: Config
     spec: Spec

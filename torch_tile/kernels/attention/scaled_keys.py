@@ -97,10 +97,7 @@ def raise_scores(scores: Any, scales: Any, sizes: Any, scale_log2: Any) -> None:
 
 @T.macro
 def sign_weights(weights: Any, scales: Any, probs: Any) -> None:
-    """Write weights of `raise_scores` with the sign of the scale of each value, rounded to the dtype of `probs`.
-
-    A scale below LEAST_SCALE makes its weight as much smaller.
-    """
+    """Write weights of `raise_scores` with the signs of values' scales, less below LEAST_SCALE, as `probs`."""
     sign = T.alloc_fragment(scales.shape, scales.dtype)
     for j in T.Parallel(*scales.shape):
         sign[j] = T.clamp(scales[j] * (1 / LEAST_SCALE), -1.0, 1.0)

@@ -138,10 +138,7 @@ def dense_span(first: Any, sequence: Any, length: Any, queries: Any, keys: Any, 
 
 @T.macro
 def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
-    """Load keys, values or their scales of one step into a tile, from contiguous memory or by the page table.
-
-    Scales are a number for each key: neither `x` nor the tile has columns.
-    """
+    """Load keys, values or their scales of a step into a tile. Scales have no columns."""
     keys, page = tile.shape[0], given.layout.page
     columns = (0,) * (len(tile.shape) - 1)
     if not page:

@@ -308,10 +308,7 @@ def spec_of(
     args: AttentionArgs[torch.Tensor], by_vectors: Sequence[torch.Tensor], machine: Machine, layout: Layout,
     lists: Listed | None, **own: Any,
 ) -> tuple[Spec, list[torch.Tensor]]:  # fmt: skip
-    """Return what the kernels of a call are compiled for, and its operands of scores as kernels take them.
-
-    by_vectors: the tensors whose rows kernels load and store by vectors. own: fields of one kernel.
-    """
+    """Return what the kernels of a call are compiled for, one's `own` fields too, and its operands of scores."""
     q, k, v, mask = args[:4]
     widths = k.shape[3], v.shape[3]
     tiles = round_up(widths[0], 16), round_up(widths[1], 16)

@@ -397,10 +397,7 @@ def _flattens(x: torch.Tensor) -> bool:
 
 
 def _regular(x: torch.Tensor, step: int, unit: int) -> torch.Tensor:
-    """Return `x` with dense channels, a multiple of `unit` of them, and whole groups of `step` columns.
-
-    It is `x` itself if that is so already, else a copy with zeros behind the last ones.
-    """
+    """Return `x` with dense channels, a multiple of `unit`, and whole groups of `step` columns, else a padded copy."""
     columns, channels = round_up(x.shape[3], step), round_up(x.shape[4], unit)
     if (columns, channels) != tuple(x.shape[3:]):
         x = F.pad(x, (0, channels - x.shape[4], 0, columns - x.shape[3]))

@@ -32,11 +32,7 @@ def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool
 
 @T.macro
 def values_of(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> dict[str, Any]:
-    """Compute the values of all names at one element. `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type
-    `dtype`.
-
-    `quick` if results are rounded to 16 bits or fewer, or are scores.
-    """
+    """Compute the values of all names at an element from `inputs` of type `dtype`; `quick` for 16-bit results."""
     functions = QUICK if quick else FUNCTIONS
     values = dict(inputs)
     for statement in epilogue.statements:

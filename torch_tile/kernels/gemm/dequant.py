@@ -377,10 +377,7 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
 
 
 def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec, Problem, list[torch.Tensor]]:
-    """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
-
-    Right operands, scales and zeros may have a dimension of matrices in front.
-    """
+    """Describe a product for the compiler and for tilings, and return its operands as kernels take them."""
     a, bs, scales, zeros, fields = args.a, args.bs, args.scales, args.zeros, args.fields
     (m, k), n = a.shape, bs[0].shape[-2]
     a = dense_last(a)

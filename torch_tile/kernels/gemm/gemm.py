@@ -46,11 +46,7 @@ def multiply(
     config: Config, spec: Spec, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
     group: Any = None,
 ) -> Any:  # fmt: skip
-    """Compute the products `a @ b` of one tile, summed over the steps `first <= step < last` of K (see
-    `Config.transposed`).
-
-    The bs are those of batch `bz`, or, if given, of `group`.
-    """
+    """Compute the products `a @ b` of a tile over the steps `first <= step < last` of K, b of batch `bz` or `group`."""
     which = bz if group is None else group
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
@@ -112,10 +108,7 @@ def matmul(config: Config, spec: Spec) -> Any:
 
 @T.macro
 def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
-    """Map a tile's number to its batch, row and column; tiles go panel by panel for L2 reuse.
-
-    Tiles come in bands of `panel` rows, along the columns in each. Without panels, a band is one row.
-    """
+    """Map a tile's number to its batch, row and column, in bands of `panel` rows for L2 reuse."""
     panel = max(panel, 1)
     matrix = T.min(rows * columns, MOST_TILES)
     bz, inside = number // matrix, number % matrix

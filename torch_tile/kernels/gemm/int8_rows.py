@@ -148,10 +148,7 @@ def order_rows(slots: ColumnOrder, vector: int) -> Any:
 
 @T.macro
 def multiply(config: Config, spec: Any, a: Any, operands: Sequence[Any], col: Any, first: Any, last: Any) -> Any:
-    """Compute the product `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
-
-    It is in units of `Fields.times`: in int32, or in float32 if runs of columns have scales.
-    """
+    """Compute `w @ a^T` of a tile over the steps `first <= step < last` of K, in units of `Fields.times`."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     (b, _, scale_b), fields, slots, kind = operands[:3], fields_of(spec), column_order(spec), spec.scales[1]
     per_word = 32 // fields.bits

@@ -208,10 +208,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Spec:
-    """Compile-time facts of a dequantising product, besides its `Config`.
-
-    The product's form, its right operands' storage, and the dtype that both operands are multiplied in.
-    """
+    """Compile-time facts of a dequantising product: its form, right operands' storage, and operands' dtype."""
 
     product: gemm_spec.Spec
     storage: Storage

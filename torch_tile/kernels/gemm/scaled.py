@@ -55,10 +55,7 @@ def spread(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def fields_of(b: torch.Tensor, bits: int, offset: int) -> torch.Tensor:
-    """Unpack `[K * bits / 8, N]` bytes to int8 `[K, N]`, less `offset`: the first of K lies in the lowest bits.
-
-    Fields are signed if the bytes are. Operands of 8 bits are returned as they are.
-    """
+    """Unpack `[K * bits / 8, N]` bytes to int8 `[K, N]`, less `offset`, lowest bits first; 8 bits stay as they are."""
     if bits == 8:
         return b
     shifted = torch.stack([(b << (8 - bits - at)) >> (8 - bits) for at in range(0, 8, bits)], -2)

@@ -91,10 +91,7 @@ class Spec:
         return T.dynamic("batch"), dynamic("m", self.vector if self.a_transposed else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
-        """Return the tensor types of operand a, of all operands b, and of the epilogue's operands.
-
-        Each b has a matrix for each batch or, if given, for each of `groups`.
-        """
+        """Return the types of operand a, of all operands b, by batch or `groups`, and of the epilogue's operands."""
         count = batch if groups is None else groups
         a = strided("a", (batch, k, m) if self.a_transposed else (batch, m, k), self.dtype, multiple=self.vector)
         bs = [

@@ -507,10 +507,7 @@ class Chunks:
         return ([], self.spec) if given is None else ([given], replace(self.spec, initial=given.dtype))
 
     def states_before(self, inverses: list[torch.Tensor], more: int = 0) -> tuple[list[torch.Tensor], Spec]:
-        """Compute the transposed states before segments, in a list as `initial`; of one segment return `initial`.
-
-        more: 1 if `transitions` shall also have that of the last segment.
-        """
+        """Compute the transposed states before segments, as `initial`; `more` of 1 adds the last transition."""
         if self.segment_config.segments == 1:
             return self.initial()
         own, self.transitions = self.segment_parts(inverses, more)

@@ -96,10 +96,7 @@ class Spec:
 
 
 def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool = False, bulk: bool = True) -> Config:
-    """Choose chunks and tiles by the number of keys, at most `most_keys`.
-
-    bulk: whether bulk copies can load and store tiles. Registers then suffice for more blocks on a multiprocessor.
-    """
+    """Choose chunks and tiles for up to `most_keys` keys; more blocks fit where `bulk` copies move tiles."""
     rows = max(16, power_of_two(keys))
     narrow, wide = min(32, rows), rows > 128  # wide: shared memory is short
     if not machine.is_gpu:

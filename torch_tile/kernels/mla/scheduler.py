@@ -184,10 +184,7 @@ class WorkItems:
         return T.clamp(self.schedule[unit, FIRST] + piece, 0, self.batch - 1)
 
     def blocks(self, unit: Any, piece: Any, keys: int, length: Any) -> tuple[Any, Any]:
-        """Return the range of blocks of `keys` positions of a piece, in a sequence of some length.
-
-        Whatever the schedule says, they are blocks of the sequence, and integers of 32 bits.
-        """
+        """Return the range of blocks of `keys` positions of a piece, inside the sequence whatever the schedule says."""
         each, whole = BLOCK // keys, T.ceildiv(length, keys)
         begin, end = (T.clamp(self.schedule[unit, field] * each, 0, whole) for field in (BEGIN, END))
         return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)

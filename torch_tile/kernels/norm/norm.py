@@ -67,10 +67,7 @@ def rms_norm_reference(
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Compute `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in float32 or float64.
-
-    x `[..., N]`, weight and bias `[N]`. Returns y in x's dtype.
-    """
+    """Compute the layer norm over the last dimension, in float32 (float64 for float64), in x's dtype."""
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
     mean = s.mean(-1, keepdim=True)

@@ -50,10 +50,7 @@ def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Te
 def silu_mul_reference(
     gate: torch.Tensor, up: torch.Tensor, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute values and scales of `reference` for `silu(gate) * up`, rounded once to the dtype of gate.
-
-    gate and up `[..., K]`. Returns `[..., K]` and float32 `[..., K / group]`, rounded up.
-    """
+    """Compute values and scales of `reference` for `silu(gate) * up`, rounded once to the dtype of gate."""
     wide = compute_dtype(gate.dtype)
     y = torch.nn.functional.silu(gate.to(wide)) * up.to(wide)
     return reference(y.to(gate.dtype), group, dtype)

@@ -65,10 +65,7 @@ def config_for(machine: Machine) -> Config:
 
 
 def gradient_config_for(length: int, channels: int, batch: int, dtype: torch.dtype, machine: Machine) -> Config:
-    """Choose the tiles of the gradient, with blocks for two waves or so.
-
-    A second kernel adds up the sums over times of all blocks. There should be few blocks, then.
-    """
+    """Choose the tiles of the gradient, with two waves of blocks, as a second kernel adds up their sums."""
     rows, columns = 16, 32 if dtype.itemsize == 8 else 64  # of which registers hold a sum for each tap
     tiles = -(-length // rows)
     wanted = -(-8 * machine.num_sms // max(1, batch * -(-channels // columns)))

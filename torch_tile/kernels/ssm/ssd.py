@@ -63,10 +63,7 @@ class Work:
 
 
 def config_for(dtype: torch.dtype, length: int, machine: Machine, bulk: bool = True) -> Config:
-    """Choose chunks and tiles. Long chunks have fewer states to store, short sequences want short chunks.
-
-    bulk: whether bulk copies can load tiles, so that producer warps leave the others registers.
-    """
+    """Choose chunks, long ones for long sequences, and tiles; `bulk` copies leave more registers."""
     length = typical(Problem(length)).length
     size = 64 if length <= 256 else 128 if length <= 1024 else 256
     if not machine.is_gpu:
@@ -86,10 +83,7 @@ def heads_of(work: Work, machine: Machine) -> int:
 
 
 def config_of_states(config: Config, dtype: torch.dtype, states: int, work: Work, machine: Machine) -> Config:
-    """Choose the tiles of `chunk_states`: as wide as the states where registers have room, so that x is read once.
-
-    On Hopper a block holds keys for several heads of a group.
-    """
+    """Choose the tiles of `chunk_states`, as wide as registers allow; Hopper takes several heads."""
     if not machine.is_gpu or dtype.itemsize != 2:
         return config
     if states > config.state_tile:
@@ -122,10 +116,7 @@ def config_of_scan(config: Config, spec: Spec, states: int, work: Work, machine:
 
 
 def config_of_groups(config: Config, spec: Spec, states: int, machine: Machine) -> Config:
-    """Choose the tiling of `group_scan`: on Hopper as wide as the states, so that scores are added up once.
-
-    Elsewhere its three accumulators leave 128 threads too few registers.
-    """
+    """Choose the tiling of `group_scan`: on Hopper as wide as the states, else by 128 threads' registers."""
     if machine.target.has_wgmma and spec.dtype.itemsize <= 2 and spec.vector > 1:
         return replace(config, blocks=2, state_tile=config.state_tile * (2 if states > config.state_tile else 1))
     return replace(config, threads=256, shared_weights=True) if machine.is_gpu and spec.dtype.itemsize <= 4 else config

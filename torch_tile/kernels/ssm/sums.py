@@ -16,10 +16,7 @@ ROWS, COLUMNS = 8, 64
 
 @library_jit
 def sum_parts(dtype: torch.dtype, inner: bool, vector: int, threads: int) -> Any:
-    """Build the kernel for `out[d]`, the sum of `parts[n, d, e]` over n and e; e is 1 without `inner`.
-
-    `vector` divides d, so that rows of parts are loaded by vectors.
-    """
+    """Build the kernel `out[d] = sum parts[n, d, e]` over n, and e with `inner`, by vectors that divide d."""
     compute = compute_dtype(dtype)
     n, e = T.dynamic("n, e")
     d = dynamic("d", vector)

@@ -116,10 +116,7 @@ class Path:
         return Path(steps, {**self.roots, var: roots})
 
     def where(self, fails: Expr, shown: Sequence[Expr], ranges: Ranges) -> tuple[list[int], dict[str, int]] | None:
-        """Find numbers with which this place is reached and `fails` holds.
-
-        Return the values of `shown`, and of the variables that decide them; None if no numbers are found.
-        """
+        """Find numbers, of `shown` and what decides them, with which this place is reached and `fails`; else None."""
         roots = [self._roots(e) for e in (fails, *shown)]
         if self.steps is None or any(r is None or SIZE in r for r in roots):
             return None
@@ -234,10 +231,7 @@ def _expressions(step: Step) -> tuple[Expr, ...]:
 
 
 def _ends(one: Node, iterations: bool) -> bool:
-    """Return whether a statement may keep later statements from running.
-
-    These are later statements of its block, and with `iterations` those of later iterations of the loop.
-    """
+    """Return whether a statement may keep later ones of its block, or `iterations` of the loop, from running."""
     if not contents(one) & (Assert.bit | Break.bit | Continue.bit | While.bit):
         return False
     if isinstance(one, Assert | Break | While):

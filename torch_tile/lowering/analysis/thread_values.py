@@ -134,10 +134,7 @@ class Divergence:
                 self._spread(child, divergent)
 
     def is_divergent(self, e: Expr) -> bool:
-        """Return whether threads of the block may see different values: `thread // 32` is 0 in all of 32 threads.
-
-        Values read from registers count as equal unless their buffer is in `mixed`.
-        """
+        """Return whether threads of the block may see different values, as of registers in `mixed`."""
         return not self.mixed.isdisjoint(symbols(e)) and not self.mixed.isdisjoint(
             symbols(self.simplify(self.by_rank(e)))
         )

@@ -51,10 +51,7 @@ def _is_ordered(node: Kernel | For) -> bool:
 
 
 class _OfBlocks(Rewriter):
-    """Follow values that depend on block indices through names, tiles and loops; collect the stores that race.
-
-    A bit stands for each index, of the grid or of the T.Parallel.
-    """
+    """Follow values that depend on block indices, a bit each, through names, tiles and loops; collect races."""
 
     def __init__(self, body: Stmt, several: Sequence[Var]) -> None:
         self.several = several

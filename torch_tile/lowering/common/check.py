@@ -207,10 +207,7 @@ class _Check(Rewriter):
             self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
 
     def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, guards: tuple[Guard, ...] = ()) -> None:
-        """Check a body or a value; `guards` are the conditions if only some threads run it.
-
-        In a body that never runs, all claims about indices can be proved, and no index is outside.
-        """
+        """Check a body, or a value, under the `guards` of some threads; in a dead body no index is outside."""
         outer = self.ranges, self.path, self.runs, self.guards
         self.ranges, self.path, self.runs = ranges, path, self.runs and runs
         self.guards += guards

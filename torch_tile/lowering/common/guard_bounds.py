@@ -78,10 +78,7 @@ class _Guard(Known):
         return If(conjunction(conditions), Block((one,)), NOTHING, span=one.span) if conditions else one
 
     def wide(self, node: stmt.Do, call: expr.Call) -> Stmt:
-        """Guard a wide copy or addition: it runs if it is inside as a whole.
-
-        Otherwise a read gives zeros and a write does nothing, or each element has its own guard.
-        """
+        """Guard a wide copy or addition by one condition, or else each of its elements by its own."""
         place = _global(call)
         if place is None:
             return node
@@ -168,10 +165,7 @@ def _at(address: Expr, step: Var) -> Address:
 
 
 def _with_single_elements(address: Address) -> Address:
-    """Return the address for index 0 along outer dimensions of one element: its stride may be no multiple of a run.
-
-    Even a copy without valid bytes needs an aligned address.
-    """
+    """Return an address with index 0 along outer dimensions of one element, aligned even for empty copies."""
     pairs = zip(address.indices[:-1], address.buffer.shape, strict=False)
     outer = (const(0, dt.int32) if is_one(size) else index for index, size in pairs)
     return replace(address, indices=(*outer, address.indices[-1]))

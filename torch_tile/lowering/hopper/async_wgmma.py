@@ -188,10 +188,7 @@ class _Async(Rewriter):
     # Loops of one product, and arithmetic on its result.
 
     def _alternated(self, loop: st.For) -> Stmt | None:
-        """Start the product of the next iteration in a second accumulator beside the arithmetic of this one.
-
-        Return None if the loop has no such form, or registers for no second accumulator.
-        """
+        """Start the next iteration's product in a second accumulator beside the arithmetic, if registers allow."""
         parts = self._one_product(loop)
         if parts is None:
             return None
@@ -323,10 +320,7 @@ class _Async(Rewriter):
         return Block((*parts.allocs, whole))
 
     def _ping_pong(self, loop: st.For) -> tuple[list[Stmt], list[Stmt], Callable[[Stmt], list[Stmt]]]:
-        """Return the statements before and after products that warpgroups start in turns, and a function.
-
-        The function puts the set-up and the end of the turns around the loop.
-        """
+        """Return the statements around products that warpgroups start by turns, and what wraps the loop in turns."""
         count = self.role.count // WARPGROUP
         if not loop.ping_pong or count < 2:
             return [], [], lambda main: [main]
@@ -484,9 +478,7 @@ class _Queue:
 
 @dataclass(frozen=True)
 class _OneProduct:
-    """The parts of a loop's body with one product: `start` waits for tiles and multiplies, `before` is arithmetic in
-    front of the product. `after` is arithmetic behind it and releases of tiles.
-    """
+    """A loop's body with one product: `start` waits and multiplies, `before` and `after` are the arithmetic."""
 
     start: tuple[Stmt, ...]
     before: tuple[Stmt, ...]

@@ -60,10 +60,7 @@ class Body:
 
 @dataclass(eq=False)
 class Group:
-    """Tiles of one body that are passed together: from statement `first` of the body to statement `last`.
-
-    The tiles of `stages` iterations may be in flight at a time.
-    """
+    """Tiles of a body passed together, from statement `first` to `last`, `stages` iterations in flight."""
 
     body: Body
     tiles: list[Buffer]
@@ -273,10 +270,7 @@ def _needed(copy: Copy, body: Body) -> Iterator[Node]:
 
 
 def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
-    """Yield the expressions that decide on a copy, each with the decision.
-
-    That is "where it reads", "whether it is made" or "how often it is made". Values of names in them have "".
-    """
+    """Yield the expressions that decide on a copy, each with what it decides, "" for values of names."""
     wanted = IdSet(find(copy.src, Var))
     for region in (copy.src, copy.dst):
         yield from ((e, "where it reads") for e in (*region.starts, *region.extents))

@@ -151,10 +151,7 @@ def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[i
 
 
 class _FromZero(Rewriter):
-    """Rewrite loops that load tiles to count their iterations from 0, up to a number or a name.
-
-    With a name as the end, the assembler need not compute the end again inside the loop.
-    """
+    """Rewrite loops that load tiles to count from 0 to a number or name, which the loop need not compute."""
 
     def visit_For(self, loop: For) -> Stmt:
         """Rewrite the range of a loop that loads tiles."""

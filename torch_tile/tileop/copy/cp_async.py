@@ -151,7 +151,7 @@ def _without_policy(width: int) -> str:
 
 
 def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]], Stmt], ctx: ThreadContext) -> Stmt:
-    """Call `move` at the first point of each run of `run` elements of a box, dealt to threads in row-major order."""
+    """Call `move` at the start of each run of `run` elements of a box, dealt to threads in row-major order."""
     *outer, last = extents
     per_row = last // run
     total = math.prod(outer) * per_row

@@ -69,7 +69,7 @@ class Term:
 
 @dataclass
 class Pattern:
-    """A softmax of `dims`, the reduced one last, with scores, values and output, and a `sink` of the rows or None."""
+    """A softmax of `dims`, the reduced one last: its scores, values, output, and `sink` of the rows or None."""
 
     softmax: Node
     dims: list[Group]
