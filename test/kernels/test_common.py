@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.attention.forward import attention
-from torch_tile.kernels.common import Machine, vector_of, view_as
+from torch_tile.kernels.common import Machine, entry_function, vector_of, view_as
 from torch_tile.kernels.gemm.dequant import dequant_gemm
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.mla.decode import mla_decode
@@ -155,3 +156,36 @@ def test_vector_of():
     one = x[:1].as_strided((1, 16), (17, 1))
     assert vector_of((one,), ()) == vector_of((x, one), (16,)) == 4
     assert vector_of((one[:, 1:],), ()) == vector_of((one[:, :15],), (15,)) == 1
+
+
+class Halves(NamedTuple):
+    x: torch.Tensor
+    scale: float = 1.0
+
+
+def halves(x, scale=1.0):
+    """What `split` below computes, but for the marks that it leaves."""
+    return x[::2] * scale, x[1::2] * scale
+
+
+@entry_function(Halves, halves, lambda args: (args.x.new_empty(len(args.x) // 2), args.x.new_empty(len(args.x) // 2)))
+def split(args: Halves, even: torch.Tensor, odd: torch.Tensor | None, mark: float = 0.0) -> bool:
+    if args.scale < 0:
+        return False
+    even.copy_(args.x[::2] * args.scale + mark)
+    if odd is not None:
+        odd.copy_(args.x[1::2] * args.scale + mark)
+    return True
+
+
+@pytest.mark.parametrize("scale", [2.0, -2.0])
+def test_entry_functions_fill_results_or_ask_the_reference(scale):
+    x, mark = torch.rand(8), 5.0
+    want = [half + (mark if scale > 0 else 0.0) for half in halves(x, scale)]
+    assert all(map(torch.equal, split(x, scale, mark=mark), want))
+    even, odd = torch.zeros(4), torch.zeros(4)
+    got = split(x, scale=scale, mark=mark, even=even, odd=odd)
+    assert got[0] is even and got[1] is odd and all(map(torch.equal, got, want))
+    first, none = split(x, scale, mark=mark, odd=None)
+    assert none is None and torch.equal(first, want[0])
+    assert split(torch.rand(8, device="meta"), scale)[1].shape == (4,)

@@ -55,4 +55,5 @@ def touched_by(node: Node) -> IdSet[Buffer]:
 
 def count_uses(buffer: Buffer, node: Node) -> int:
     """Count the places of `node` that read or write a buffer."""
-    return sum(mentions(one, buffer) for one in find(node, RegisteredOp, Load, Store, Address, Print))
+    found = find(node, RegisteredOp, Load, Store, Address, Print)
+    return sum(mentions(n, buffer) if isinstance(n, RegisteredOp | Print) else n.buffer is buffer for n in found)
