@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.doubts import doubt
 from torch_tile.diagnostics.errors import Diagnostic, Span, TileError, diagnose
 from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
@@ -81,8 +81,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     if found:
         raise TileError(*found)
     doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
-    for each in (*doubtful, *swapped_indices(program), *unread_writes(program)):
-        warnings.warn(each.render().removeprefix("error"), stacklevel=2)
+    doubt((*doubtful, *swapped_indices(program), *unread_writes(program)))
     return program
 
 
