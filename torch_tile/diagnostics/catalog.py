@@ -254,6 +254,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
+    "unread_tail": (
+        "`{part}` is never {verb}: `{value}` takes {turns} steps of {step} elements, and there are {size}",
+        "round the count of blocks or iterations up, T.ceildiv({size}, {step}): {beyond}; "
+        "or give the kernel the part that is meant",
+    ),
     "no_schedule": (
         "{why}: the loop runs by the compiler's own schedule",
         "give both lists a number for each statement of the body, or leave both out",
@@ -269,7 +274,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
-        "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}, the names of the blocks, or the sizes "
+        "where `{buffer}` is declared",
     ),
     "unread_write": (
         "nothing reads `{buffer}` after this line has written it",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from torch_tile.diagnostics.errors import Diagnostic
 
 _collected: contextvars.ContextVar[list[Diagnostic] | None] = contextvars.ContextVar("doubts", default=None)
+_told: dict[str | tuple[str, type[Warning], int], int] = {}  # what Python's filters keep of warnings that were shown
 
 
 def doubt(found: Iterable[Diagnostic]) -> None:
@@ -23,7 +24,11 @@ def doubt(found: Iterable[Diagnostic]) -> None:
         collected += found
         return
     for each in dict.fromkeys(found):  # passes may run twice
-        warnings.warn(each.render().removeprefix("error"), stacklevel=3)
+        text = each.render().removeprefix("error")
+        if each.span is None:
+            warnings.warn(text, stacklevel=3)
+        else:
+            warnings.warn_explicit(text, UserWarning, each.span.file, each.span.line, registry=_told)
 
 
 @contextlib.contextmanager
