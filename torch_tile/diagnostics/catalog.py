@@ -255,9 +255,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
     "unread_tail": (
-        "`{part}` is never {verb}: `{value}` takes {turns} steps of {step} elements, and there are {size}",
-        "round the count of blocks or iterations up, T.ceildiv({size}, {step}): {beyond}; "
-        "or give the kernel the part that is meant",
+        "`{part}` is not {verb} here: `{value}` takes {turns} steps of {step} elements, and there are {size}",
+        "{fix}",
     ),
     "no_schedule": (
         "{why}: the loop runs by the compiler's own schedule",
@@ -274,8 +273,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
-        "they fit in the other order: swap the indices of dimensions {a} and {b}, the names of the blocks, or the sizes "
-        "where `{buffer}` is declared",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}, the names of the blocks, or the "
+        "sizes where `{buffer}` is declared",
     ),
     "unread_write": (
         "nothing reads `{buffer}` after this line has written it",

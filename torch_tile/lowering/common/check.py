@@ -55,8 +55,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races
-from torch_tile.lowering.common.swapped_indices import swapped_indices
-from torch_tile.lowering.common.unread_tails import unread_tails
+from torch_tile.lowering.common.unread_tails import outside_or_left_out
 from torch_tile.lowering.common.unread_writes import unread_writes
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
@@ -82,7 +81,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     if found:
         raise TileError(*found)
     doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
-    doubt((*doubtful, *swapped_indices(program), *unread_tails(program), *unread_writes(program)))
+    doubt((*doubtful, *outside_or_left_out(program), *unread_writes(program)))
     return program
 
 

@@ -11,8 +11,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.fixed_sizes import fix_sizes
 from torch_tile.ir.stmt import Program, dimensions
-from torch_tile.lowering.common.swapped_indices import swapped_indices
-from torch_tile.lowering.common.unread_tails import cut_tensors
+from torch_tile.lowering.common.unread_tails import cut_tensors, outside_or_left_out
 from torch_tile.lowering.common.unwritten_results import partly_written
 
 MOST_SIZES = 8  # of one kernel, whose calls are looked at
@@ -26,7 +25,7 @@ def doubts_of_sizes(program: Program, sizes: Mapping[Var, Scalar], out_idx: Sequ
     made = [b for b in (fixed.params[n] for n in out_idx) if isinstance(b, Buffer) and b not in cut]
     if not is_sized:  # all else is known, and was told, when the kernel was compiled
         return partly_written(fixed, made)
-    return [*partly_written(fixed, [*fixed.outputs, *made]), *swapped_indices(fixed), *cut.values()]
+    return [*partly_written(fixed, [*fixed.outputs, *made]), *outside_or_left_out(fixed)]
 
 
 class SizeWatch:

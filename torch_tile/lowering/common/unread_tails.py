@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the ends of tensors that a kernel leaves out, because the count of its blocks or iterations was rounded down.
+"""Find the ends of tensors that a kernel leaves out, because its blocks or iterations are too few.
 
 Blocks or iterations take equal steps from the begin of a dimension, and what is left behind the last one is shorter
-than a step. Each access counts for the box that holds all of its elements, so that only certain gaps are reported.
-Only tensors of known sizes are looked at. Windows whose results lie side by side, as those of pooling, may leave out
-a rest.
+than a step. Or some blocks begin behind the end of another dimension, as where counts are swapped. Each access counts
+for the box that holds all of its elements, so that only certain gaps are reported. Only tensors of known sizes are
+looked at. Windows whose results lie side by side, as those of pooling, may leave out a rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Cast, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.polynomial import structure
-from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, Program, Stmt, Store
+from torch_tile.ir.stmt import Alloc, For, Kernel, Program, Stmt, Store
+from torch_tile.lowering.common.swapped_indices import swapped_indices
 from torch_tile.lowering.common.written_boxes import ONE, InOrder
 from torch_tile.tileop import RegisteredOp
 
@@ -41,16 +42,23 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far one access goes in one dimension: to before element `end`, in one of these sweeps."""
+    """Which elements one access takes in one dimension: from `begin` to before `end`, in one of these sweeps.
 
+    `is_behind` says that its last box begins behind the end of the tensor.
+    """
+
+    begin: int
     end: int
+    is_behind: bool
     span: Span | None
     sweeps: tuple[Sweep, ...]
 
 
-def unread_tails(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each parameter of known sizes whose last elements some sweep leaves out."""
-    return list(cut_tensors(program).values())
+def outside_or_left_out(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each tensor of known sizes whose indices are swapped, or whose end is left out."""
+    swapped = swapped_indices(program)
+    lines = {each.span for each in swapped}
+    return [*swapped, *(each for each in cut_tensors(program).values() if each.span not in lines)]
 
 
 def cut_tensors(program: Program) -> IdMap[Buffer, Diagnostic]:
@@ -77,29 +85,44 @@ class _Tensors:
         self.counts: dict[Var, Span | None] = {}  # where a block index or a loop's variable has its count
 
     def tail_of(self, buffer: Buffer) -> Diagnostic | None:
-        """Return a diagnostic for the first dimension of a tensor whose end no access reaches."""
+        """Return a diagnostic for the first dimension of a tensor whose end an access leaves out.
+
+        Another access may read the end, from the begin on: of two passes over a row, one is too short.
+        """
         sizes = buffer.static_shape
         if sizes is None or 0 in sizes or buffer in self.unknown:
             return None
         is_written = buffer in self.writes
         reaches = (self.writes if is_written else self.reads).get(buffer, [])
+        behind = [d for d in range(len(sizes)) if reaches and all(each[d].is_behind for each in reaches)]
         for dim, size in enumerate(sizes if reaches else ()):
-            end = max(each[dim].end for each in reaches)
-            last = next(each[dim] for each in reaches if each[dim].end == end)
-            for sweep in last.sweeps if end < size else ():
-                if sweep.turns * sweep.step != end or size - end >= sweep.step or self._may_end(sweep, is_written):
-                    continue
-                rest = ", ".join(f"{end}:{size}" if d == dim else ":" for d in range(len(sizes)))
-                count = self.counts.get(sweep.value) if isinstance(sweep.value, Var) else None
-                notes = [(count, f"`{sweep.value!r}` takes {sweep.turns} values here")] if count else []
-                verb, beyond = ("written", "writes behind the end are dropped") if is_written else (
-                    "read", "reads behind the end give 0"
-                )  # fmt: skip
-                return diagnose(
-                    "unread_tail", last.span, notes, part=f"{buffer.name}[{rest}]", verb=verb, size=size,
-                    value=repr(sweep.value), turns=sweep.turns, step=sweep.step, beyond=beyond,
-                )  # fmt: skip
+            for last, sweep in ((each[dim], sweep) for each in reaches for sweep in each[dim].sweeps):
+                end = last.end
+                if any(each[dim].end > end and (each[dim].begin > 0 or is_written) for each in reaches):
+                    continue  # another access takes the rest
+                is_short = size - end < sweep.step and not self._may_end(sweep, is_written)
+                if sweep.turns * sweep.step == end < size and (is_short or behind):
+                    part = (
+                        f"{buffer.name}[{', '.join(f'{end}:{size}' if d == dim else ':' for d in range(len(sizes)))}]"
+                    )
+                    return self._diagnostic(part, last.span, sweep, size, is_written, behind)
         return None
+
+    def _diagnostic(
+        self, part: str, span: Span | None, sweep: Sweep, size: int, is_written: bool, behind: Sequence[int]
+    ) -> Diagnostic:  # fmt: skip
+        """Return the diagnostic for a part of a tensor that a sweep leaves out."""
+        count = self.counts.get(sweep.value) if isinstance(sweep.value, Var) else None
+        notes = [(count, f"`{sweep.value!r}` takes {sweep.turns} values here")] if count else []
+        beyond = "writes behind the end are dropped" if is_written else "reads behind the end give 0"
+        fix = f"round the count of blocks or iterations up, T.ceildiv({size}, {sweep.step}): {beyond}; "
+        fix += "or give the kernel the part that is meant"
+        if behind:
+            fix = f"others begin behind the end of dimension {behind[0]}: swap their counts, their names or the indices"
+        return diagnose(
+            "unread_tail", span, notes, part=part, verb="written" if is_written else "read", size=size,
+            value=repr(sweep.value), turns=sweep.turns, step=sweep.step, fix=fix,
+        )  # fmt: skip
 
     def _may_end(self, sweep: Sweep, is_written: bool) -> bool:
         """Return whether a sweep may mean to leave out a rest."""
@@ -114,7 +137,6 @@ class _Accesses(InOrder):
 
     def __init__(self, kernel: Kernel, tensors: _Tensors) -> None:
         self.tensors = tensors
-        self.values: dict[Var, Expr] = {}
         tensors.counts.update(dict.fromkeys(kernel.blocks, kernel.span))
         super().__init__(kernel)
 
@@ -165,19 +187,16 @@ class _Accesses(InOrder):
             return
         box = self.outer.may_touch(starts, extents, sizes)
         reaches = []
-        for start, extent, (_, end) in zip(starts, extents, box, strict=True):
+        for start, extent, size, (low, end) in zip(starts, extents, sizes, box, strict=True):
             sweeps = tuple(self._sweeps(start)) if isinstance(extent, Const) else ()
             is_idle = any(sweep.turns == 0 for sweep in sweeps)
-            reaches.append(Reach(0 if is_idle else end, span, sweeps))
+            begin = sum((sweep.turns - 1) * sweep.step for sweep in sweeps if sweep.step > 1)
+            is_behind = begin >= size and self.is_exact(start) and not self.outer.ranges.prove(start < size)
+            reaches.append(Reach(low, 0 if is_idle else end, is_behind and not is_idle, span, sweeps))
             if kind is self.tensors.writes:
                 for sweep in sweeps:
                     self.tensors.stored[sweep.key] = max(self.tensors.stored.get(sweep.key, 0), sweep.step)
         kind.setdefault(buffer, []).append(tuple(reaches))
-
-    def visit_Block(self, block: Block) -> Block:
-        """Keep what names stand for."""
-        self.values.update((one.var, one.value) for one in block.stmts if isinstance(one, Let))
-        return super().visit_Block(block)
 
     def _sweeps(self, start: Expr) -> Iterator[Sweep]:
         """Yield the values that move an index forward from 0 on."""
