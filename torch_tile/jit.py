@@ -22,11 +22,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from torch_tile.compiler.binding import not_a_tensor
+from torch_tile.compiler.binding import Sizes, not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.garbage import collector_paused
 from torch_tile.compiler.parallel import all_of
@@ -39,7 +40,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
 from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
-from torch_tile.ir.stmt import Alloc, Kernel, Program
+from torch_tile.ir.stmt import Alloc, Kernel, Program, dimensions
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
 from torch_tile.language.kernel_calls import MODELS, bind, check_function, given_tensors
 from torch_tile.language.outside import Outside, exact_key, readers
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from torch_tile.codegen.sources import Entry
     from torch_tile.runtime.nvrtc import Cubin
 
+_PACKAGE = str(Path(__file__).parent)
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
@@ -108,6 +110,21 @@ def compile_program(
     for each in () if out_idx else writes_nothing(program):
         warnings.warn(each.render().removeprefix("error"), stacklevel=2)
     return made
+
+
+def watch_of_sizes(program: Program, out_idx: Sequence[int]) -> Callable[[Sizes], None] | None:
+    """Return what warns of the sizes of the first calls; None where sizes decide nothing, and for our own kernels."""
+    spans = [kernel.span for kernel in program.kernels]
+    if not (out_idx or dimensions(program)) or any(span is None or span.file.startswith(_PACKAGE) for span in spans):
+        return None
+
+    @cache
+    def watch() -> Callable[[Sizes], None]:
+        from torch_tile.lowering.common.doubts_of_sizes import SizeWatch  # not before: passes take time to import
+
+        return SizeWatch(program, out_idx)
+
+    return lambda sizes: watch()(sizes)
 
 
 def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -152,6 +169,7 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
         library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
     launcher = Launcher(program, entry, source.asserts, out_idx, library)  # checks and calls: runtime/launch.py
+    launcher.watch = watch_of_sizes(program, out_idx)
     return JITKernel(program, lowered, source.text, launcher, build)
 
 
@@ -174,6 +192,7 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     if build.options.strict:
         refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
+    launcher.watch = watch_of_sizes(program, out_idx)
     return JITKernel(program, lowered, text, launcher, build, cubin)
 
 

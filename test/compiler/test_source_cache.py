@@ -251,3 +251,23 @@ def test_a_kernel_from_the_disk_can_be_interpreted():
     y = torch.empty_like(x)
     assert not second.interpret(x, y, 2.0, 1)
     torch.testing.assert_close(y, x * 2)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_doubts_are_kept(monkeypatch, target):
+    """Each process warns of what is hardly meant, not only the one that lowers the program."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 4), "float32"), B: T.Tensor((64, 4), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                B[i, 0] = A[64, 1]
+
+    lowerings = runs(monkeypatch)
+    texts = []
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="outside") as told:
+            torch_tile.compile(kernel, target=target)
+        texts.append([str(each.message) for each in told])
+    assert texts[0] == texts[1] and len(texts[0]) == 1 and "B[i, 0] = A[64, 1]" in texts[0][0]
+    assert len(lowerings) <= 1

@@ -26,6 +26,7 @@ WARNINGS = {
     "no_schedule",
     "float_to_bool",
     "unread_write",
+    "unread_tail",
     "missing_index",
 }
 

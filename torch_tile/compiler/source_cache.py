@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextvars
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Placement, Remark, is_watched
 from torch_tile.compiler.garbage import collector_paused
-from torch_tile.diagnostics.errors import Span, assertions_as_bugs
+from torch_tile.diagnostics.doubts import collected_doubts, doubt
+from torch_tile.diagnostics.errors import Diagnostic, Span, assertions_as_bugs
 from torch_tile.ir import expr
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Var
@@ -55,10 +56,11 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
         from torch_tile.codegen.cuda import emit_cuda
 
         here = Build(build.target, build.options)
-        ready = lowered(here)
+        with collected_doubts() as doubts:
+            ready = lowered(here)
         with assertions_as_bugs("emit_cuda"):
             source = emit_cuda(ready, here, program)  # CUDA C++: codegen/cuda.py
-        return packed(source, here, program)
+        return packed(source, here, program, doubts)
 
     return unpacked(_kept(text, program, build), build, program), lowered
 
@@ -75,12 +77,15 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
     def text() -> str:
         from torch_tile.codegen.cpu import emit_cpu
 
-        ready = lowered()
+        with collected_doubts() as doubts:
+            ready = lowered()
         with assertions_as_bugs("emit_cpu"):
             source = emit_cpu(ready, dimensions(program))  # C++: codegen/cpu.py
-        return json.dumps([source.text, [_pack(each, {}) for each in source.asserts]])
+        asserts = [_pack(each, {}) for each in source.asserts]
+        return json.dumps([source.text, asserts, [_fields(each, {}) for each in doubts]])
 
-    found, asserts = json.loads(_kept(text, program, build))
+    found, asserts, doubts = json.loads(_kept(text, program, build))
+    doubt([Diagnostic(*(_unpack(value, []) for value in each)) for each in doubts])
     return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
 
 
@@ -114,8 +119,8 @@ def _file(number: int) -> str:
     return json.dumps(f"\0file {number}")
 
 
-def packed(source: CudaSource, build: Build, program: Program) -> str:
-    """Serialise a CUDA source and its report as JSON text for the cache."""
+def packed(source: CudaSource, build: Build, program: Program, doubts: Sequence[Diagnostic] = ()) -> str:
+    """Serialise a CUDA source, its report and the compiler's doubts as JSON text for the cache."""
     symbols = {v: n for n, v in enumerate(_symbols(program))}
     found = {
         "text": source.text,
@@ -124,12 +129,16 @@ def packed(source: CudaSource, build: Build, program: Program) -> str:
         "entries": [_fields(entry, symbols) for entry in source.entries],
         "notes": [_fields(note, symbols) for note in build.remarks],
         "placements": [_fields(place, symbols) for place in build.placements],
+        "doubts": [_fields(each, symbols) for each in doubts],
     }
     return json.dumps(found)
 
 
 def unpacked(text: str, build: Build, program: Program) -> CudaSource:
-    """Rebuild a source from the text of `packed`, with the variables of `program`; add its report to `build`."""
+    """Rebuild a source from the text of `packed`, with the variables of `program`; add its report to `build`.
+
+    Warns of the doubts that were kept with it.
+    """
     found, symbols = json.loads(text), _symbols(program)
 
     def instances(cls: Any, items: list[list[Any]]) -> list[Any]:
@@ -137,6 +146,7 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
 
     build.remarks += instances(Remark, found["notes"])
     build.placements += instances(Placement, found["placements"])
+    doubt(instances(Diagnostic, found["doubts"]))
     disjoint = tuple((read, written) for read, written in found["disjoint"])
     return CudaSource(found["text"], tuple(instances(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
 

@@ -248,6 +248,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{part}` is returned, but no statement writes it: it would hold garbage",
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
+    "unread_tail": (
+        "`{part}` is not {verb} here: `{value}` takes {turns} steps of {step} elements, and there are {size}",
+        "{fix}",
+    ),
     "no_schedule": (
         "{why}: the loop runs by the compiler's own schedule",
         "give both lists a number for each statement of the body, or leave both out",
@@ -263,7 +267,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "swapped_indices": (
         "indices of `{buffer}` reach {last} in sizes {sizes}: reads behind the end give 0, and writes are dropped",
-        "they fit in the other order: swap the indices of dimensions {a} and {b}, or the names of the blocks",
+        "they fit in the other order: swap the indices of dimensions {a} and {b}, the names of the blocks, or the "
+        "sizes where `{buffer}` is declared",
     ),
     "unread_write": (
         "nothing reads `{buffer}` after this line has written it",

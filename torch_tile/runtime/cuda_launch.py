@@ -199,6 +199,8 @@ class CudaLauncher(BaseLauncher):
         """Check the arguments and compute their launches."""
         machine = self.require_gpu()
         sizes = self.whole.sizes_of(args[: len(self.program.params)], self.kind)
+        if self.watch is not None:
+            self.watch(sizes)
         device = self.index_of(args)
         functions = self.load(machine, device)
         launches = [self.launch(e, functions[e.name], sizes, scalars, machine) for e in self.source.entries]

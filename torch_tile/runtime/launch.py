@@ -40,6 +40,7 @@ class BaseLauncher:
         self.given, self.sizes = self.binding.given, self.binding.sizes
         self.scalars: list[Var] = [p for p in program.params if isinstance(p, Var)]
         self.begin: Callable[..., Any] = self.__call__  # the shortest way to a call
+        self.watch: Callable[[Sizes], None] | None = None  # is told the sizes of calls
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -71,6 +72,8 @@ class BaseLauncher:
             if len(self.known) >= MOST_FORMS:
                 self.known.clear()
             found = self.known[form] = self.binding.sizes_of(args, self.kind)
+            if self.watch is not None:
+                self.watch(found)
         return found
 
     def device_of(self, args: Sequence[Any]) -> torch.device | str:

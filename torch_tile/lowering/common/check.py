@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.doubts import doubt
 from torch_tile.diagnostics.errors import Diagnostic, Span, TileError, diagnose
 from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
@@ -41,7 +41,7 @@ from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, Lo
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races
-from torch_tile.lowering.common.swapped_indices import swapped_indices
+from torch_tile.lowering.common.unread_tails import outside_or_left_out
 from torch_tile.lowering.common.unread_writes import unread_writes
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
@@ -68,8 +68,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     if found:
         raise TileError(*found)
     doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
-    for each in (*doubtful, *swapped_indices(program), *unread_writes(program)):
-        warnings.warn(each.render().removeprefix("error"), stacklevel=2)
+    doubt((*doubtful, *outside_or_left_out(program), *unread_writes(program)))
     return program
 
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Expr, Load, is_zero
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.stmt import Kernel, Program, Stmt, Store
+from torch_tile.ir.stmt import Kernel, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.common.written_boxes import ONE, InOrder
 from torch_tile.tileop import RegisteredOp
 
@@ -58,9 +59,22 @@ class _Accesses(InOrder):
         sizes, wide = buffer.static_shape, [int(n.value) for n in extents if isinstance(n, Const)]
         if buffer.scope != "global" or sizes is None or not 1 < len(sizes) == len(wide):
             return
-        last = [self.outer.ranges.interval(start).high for start in starts]
-        if math.inf in last:
+        if not all(map(self.is_exact, starts)):
             return
+        known = self.outer.ranges
+        ends = [known.interval(start).high + n for start, n in zip(starts, wide, strict=True)]
+        if math.inf in ends:
+            return
+        # The iterations of T.Parallel are a tile, whose first element begins where their variables do.
+        first = {
+            var: low for loop in self.outer.loops if loop.kind is LoopKind.PARALLEL
+            for var, low in zip(loop.vars, loop.starts, strict=True)
+        }  # fmt: skip
+        last = [
+            known.interval(Substitute(first)(start)).high if first else end - n
+            for start, end, n in zip(starts, ends, wide, strict=True)
+        ]
+        wide = [int(end - at) for end, at in zip(ends, last, strict=True)]
         if buffer in self._told:
             return
         for a, b in itertools.combinations(range(len(sizes)), 2):
@@ -68,14 +82,28 @@ class _Accesses(InOrder):
             if all(last[n] + wide[n] <= sizes[n] for n in (a, b)):  # they stay inside as they are
                 continue
             # With these indices swapped: tiles of a copy keep their extents, slices take them along.
+            if self._is_guarded_swapped((starts[a], starts[b]), (sizes[a], sizes[b])):
+                self._report(node, buffer, starts, (a, b))
+                return
             orders = ((last[b], wide[a]), (last[a], wide[b])), ((last[b], wide[b]), (last[a], wide[a]))
             if any(_fit(order, (sizes[a], sizes[b]), is_behind) for order in orders):
-                self._told.add(buffer)
-                reach, name = tuple(map(int, last)), buffer.name
-                self.found.append(
-                    diagnose("swapped_indices", node.span, buffer=name, sizes=tuple(sizes), last=reach, a=a, b=b)
-                )
+                self._report(node, buffer, starts, (a, b))
                 return
+
+    def _report(self, node: Any, buffer: Buffer, starts: Sequence[Expr], dims: tuple[int, int]) -> None:
+        """Report the indices of a tensor once."""
+        self._told.add(buffer)
+        reach, name = tuple(int(self.outer.ranges.interval(start).high) for start in starts), buffer.name
+        sizes, (a, b) = tuple(buffer.static_shape or ()), dims
+        self.found.append(diagnose("swapped_indices", node.span, buffer=name, sizes=sizes, last=reach, a=a, b=b))
+
+    def _is_guarded_swapped(self, indices: tuple[Expr, Expr], sizes: tuple[int, int]) -> bool:
+        """Return whether conditions around keep two indices below each other's sizes, to the number."""
+        known = self.outer.ranges
+        return sizes[0] != sizes[1] and all(
+            known.prove(index < size) and not known.prove(index < size - 1)
+            for index, size in zip(indices, reversed(sizes), strict=True)
+        )
 
 
 def _fit(ends: Sequence[tuple[float, int]], sizes: Sequence[int], is_behind: bool) -> bool:

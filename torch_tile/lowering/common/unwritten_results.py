@@ -20,9 +20,9 @@ from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.results import never_written
 
 
-def partly_written(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each result of T.empty of which a part certainly stays unwritten."""
-    static = [b for b in program.outputs if b.static_shape and 0 not in b.static_shape]
+def partly_written(program: Program, made: Sequence[Buffer] | None = None) -> list[Diagnostic]:
+    """Return a diagnostic for each result of which a part certainly stays unwritten; by default those of T.empty."""
+    static = [b for b in (program.outputs if made is None else made) if b.static_shape and 0 not in b.static_shape]
     garbage = never_written(program, static)
     results: IdMap[Buffer, list[Box]] = IdMap((b, []) for b in static if b not in garbage)
     for kernel in program.kernels:

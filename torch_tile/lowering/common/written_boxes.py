@@ -16,7 +16,7 @@ from torch_tile.diagnostics.errors import Diagnostic
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, Var, const, unary
+from torch_tile.ir.expr import LOGICAL, Address, Binary, Cast, Const, Expr, Load, Select, Var, const, unary
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, Rewriter, contents
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Stmt
@@ -157,6 +157,7 @@ class InOrder(Rewriter):
 
     def __init__(self, kernel: Kernel, written: IdMap[Buffer, list[Box]] | None = None):
         self.found: list[Diagnostic] = []
+        self.values: dict[Var, Expr] = {}  # of names
         self.written: IdMap[Buffer, list[Box]] = IdMap() if written is None else written
         known = Ranges().kernel(kernel)
         thread = kernel.thread
@@ -194,6 +195,7 @@ class InOrder(Rewriter):
             self(one)
             if isinstance(one, Let):
                 self.outer.enter_let(one)
+                self.values[one.var] = one.value
         self.outer.leave(depth)
         return block
 
@@ -248,3 +250,19 @@ class InOrder(Rewriter):
             if uncovered(tuple((0, n) for n in shape), boxes):
                 return
         del self.written[buffer]
+
+    def is_exact(self, index: Expr) -> bool:
+        """Return whether an index certainly reaches the end of its interval: a sum of blocks, and of counted loops."""
+        if isinstance(index, Var) and index in self.values:
+            return self.is_exact(self.values[index])
+        if isinstance(index, Var):
+            loop = next((loop for loop in self.outer.loops if any(var is index for var in loop.vars)), None)
+            bounds = () if loop is None else (*loop.starts, *loop.stops)
+            return index.role == "block" or (loop is not None and all(isinstance(e, Const) for e in bounds))
+        if isinstance(index, Cast):
+            return index.a.dtype.is_integer and self.is_exact(index.a)
+        if isinstance(index, Binary) and index.op in ("//", "%"):
+            return isinstance(index.a, Var) and index.a.role == "block" and isinstance(index.b, Const)
+        if isinstance(index, Binary) and index.op in ("+", "-", "*"):
+            return self.is_exact(index.a) and self.is_exact(index.b)
+        return isinstance(index, Const)
