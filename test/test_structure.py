@@ -52,6 +52,7 @@ NOT_MIRRORED = {
     "test_readme.py": "runs the examples of README.md",
     "test_rounding.py": "shows that the bounds of rounding.py hold errors, and little more",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
+    "test_mistaken_commands.py": "tries edits of command lines of torch_tile/__main__.py",
     "test_emulate.py": "tests emulate.py beside it, which runs the text of kernels for GPUs on the host",
     "diagnostics/test_mistakes.py": "tries the edits of programs that mistakes.py beside it makes",
     "diagnostics/test_mistaken_calls.py": "tries the edits of calls that edited_calls.py makes",

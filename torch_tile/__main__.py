@@ -14,13 +14,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch_tile
 from torch_tile.diagnostics.spelling import did_you_mean, nearest
 from torch_tile.tools import Mistake
+
+EXAMPLE = "def make(): return Net(), (torch.randn(2, 8),)"
 
 
 def _parser() -> argparse.ArgumentParser:
     """Describe the commands and their options."""
-    parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
+    parser = _Parser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"torch_tile {torch_tile.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
 
     def add(name: str, does: str) -> argparse.ArgumentParser:
@@ -68,7 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest command or value for one that is not known."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Check a value against the choices of its option."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as problem:
+            problem.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
+
+
+class _CommandParser(_Parser):
     """Parse the options of one command; its errors show that command's usage, not the program's."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -78,6 +94,8 @@ class _CommandParser(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             near = nearest(rest[0].partition("=")[0].lstrip("-"), [option.lstrip("-") for option in known])
             meant = f"; did you mean --{near}?" if near and rest[0].startswith("-") else self._list_options(known)
+            if self.prog.endswith(" tune") and rest[0].startswith("-"):
+                meant = f"; give arguments of the kernel as {rest[0].strip('-').partition('=')[0]}=64"
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
 
@@ -99,14 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(describe())
         return 0
-    if options.command == "show" and not Path(options.file).is_file():
-        parser.error(f"there is no file {options.file}")
+    if options.command == "show":
+        _check_show(parser, options)
     if options.command == "explain" and options.html:  # said before the model is compiled
         page = Path(options.html).absolute()
         if not page.parent.is_dir():
             parser.error(f"--html {options.html}: there is no such folder")
         if page.is_dir():
-            parser.error(f"--html {options.html}: that is a folder")
+            parser.error(f"--html {options.html}: that is a folder; give a file in it")
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
@@ -150,6 +168,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _check_show(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with an error for a file that is none, and for options of pictures that are not written."""
+    file, _, name = options.file.rpartition(":")
+    if name and file.endswith(".py"):
+        parser.error(f"{options.file}: give the file alone, {file}: all of its kernels are shown")
+    if Path(options.file).is_dir():
+        parser.error(f"{options.file} is a folder; give a file of Python")
+    if not Path(options.file).is_file():
+        parser.error(f"there is no file {options.file}")
+    if Path(options.file).suffix != ".py":
+        parser.error(f"{options.file} is no file of Python; its name must end in .py")
+    if options.format and not options.pictures:
+        parser.error("--format says how pictures are written; give their folder, too: --pictures FOLDER")
+    if options.pictures and Path(options.pictures).is_file():
+        parser.error(f"--pictures {options.pictures}: that is a file; give a folder")
+
+
 def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool, select: str) -> Any:
     """Return the report on a model; the backward is included only if asked for."""
     import torch
@@ -172,8 +207,13 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     where, _, name = target.rpartition(":")
     if not where or not name:
         kinds = " nor ".join((*SAMPLES, "FILE.py:NAME", "MODULE:NAME"))
-        raise Mistake(f"{target!r} is neither {kinds}{_functions_of(target)}")
-    made = named(target)()
+        meant = _functions_of(target) or did_you_mean(target, SAMPLES)
+        raise Mistake(f"{target!r} is neither {kinds}{meant}")
+    function = named(target)
+    if isinstance(function, type) or hasattr(function, "forward"):
+        kind = f"the class {name}" if isinstance(function, type) else f"of type {type(function).__name__}"
+        raise Mistake(f"{target} is {kind}; expected a function that returns (model, arguments), as: {EXAMPLE}")
+    made = function()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise Mistake(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
     if not isinstance(made[1], tuple | list):
@@ -186,10 +226,14 @@ def named(target: str) -> Any:
     where, _, name = target.rpartition(":")
     if not where or not name:
         raise Mistake(f"{target!r} is neither FILE.py:NAME nor MODULE:NAME{_functions_of(target)}")
-    if where.endswith(".py"):
+    if where.endswith(".py") or Path(where).is_file():
+        if not where.endswith(".py"):
+            raise Mistake(f"{where} is no file of Python; its name must end in .py")
         if not Path(where).is_file():
             raise Mistake(f"there is no file {where}")
         names = vars(_module_of(where))
+    elif Path(where).is_dir() and not (Path(where) / "__init__.py").is_file():
+        raise Mistake(f"{where} is a folder; give a file in it, {where}/FILE.py:{name}")
     else:
         sys.path.insert(0, "")
         try:
@@ -200,7 +244,10 @@ def named(target: str) -> Any:
             raise Mistake(str(problem)) from problem
     if not callable(names.get(name)):
         functions = [known for known, value in names.items() if callable(value)]
-        raise Mistake(f"{where} has no function {name}{did_you_mean(name, functions)}")
+        home = names.get("__name__")
+        own = ", ".join(known for known in functions if getattr(names[known], "__module__", None) == home)
+        meant = did_you_mean(name, functions) or (f"; its functions are {own}" if own else "; expected one in it")
+        raise Mistake(f"{where} has no function {name}{meant}")
     return names[name]
 
 

@@ -43,7 +43,7 @@ from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program, dimensions
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
 from torch_tile.language.kernel_calls import MODELS, bind, check_function, given_tensors
-from torch_tile.language.outside import Outside, exact_key, readers
+from torch_tile.language.outside import Outside, exact_key, forget_dead, readers
 from torch_tile.language.program import (
     EagerCall,
     PrimFunc,
@@ -499,6 +499,7 @@ class JITFunction:
                 with collector_paused():
                     program, found = trace_eager(call)
                 kernel = compile_program(program, (), target, self.options)
+                self._forget_dead()
                 for each in (key, (call.key, self.read_outside())):  # a trace may have changed what it reads
                     self.specialisations[each] = found
                     self.kernels[target, each, found.values(call)] = kernel
@@ -571,6 +572,11 @@ class JITFunction:
                 self.by_position[quick] = kernel
         return kernel
 
+    def _forget_dead(self) -> None:
+        """Drop the kernels that were compiled for objects which are no more."""
+        for each in (self.kernels, self.by_position, self.specialisations, self.locks):
+            forget_dead(each)
+
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """Return the traced kernel for the arguments of `compile`."""
         if self.is_lazy:
@@ -607,6 +613,7 @@ class JITFunction:
             if key not in self.kernels:
                 made = self.make(*args, **kwargs)
                 kernel = _compile(made, self.out_idx, self.target, self.options)
+                self._forget_dead()
                 for each in (key, (exact_key(given), self.read_outside())):  # a trace may have changed what it reads
                     self.kernels[each] = kernel
             return self.kernels[key]

@@ -5,6 +5,7 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import gc
 import threading
 import types
 import weakref
@@ -439,3 +440,62 @@ def test_a_kernel_in_a_class_that_is_not_bound_yet():
     assert torch.equal(Holder.kernel(x), x * 2)
     Holder.factor = 3.0
     assert torch.equal(Holder.kernel(x), x * 3)
+
+
+def hold(made):
+    set_global("REFERENCE", weakref.ref(made))
+
+
+@torch_tile.jit(target="cpu")
+def of_reference(x):
+    x: T.Tensor((5,), "float32")
+    y = T.empty((5,), "float32")
+    with T.Kernel(1) as _:
+        for i in T.Parallel(5):
+            y[i] = x[i] * REFERENCE().factor
+    return y
+
+
+@torch_tile.jit(target="cpu")
+def of_argument(x, holder):
+    x: T.Tensor((5,), "float32")
+    y = T.empty((5,), "float32")
+    with T.Kernel(1) as _:
+        for i in T.Parallel(5):
+            y[i] = x[i] * holder.factor
+    return y
+
+
+@torch_tile.jit(target="cpu", out_idx=[-1])
+def lazy(holder):
+    @T.prim_func
+    def kernel(x: T.Tensor((5,), "float32"), y: T.Tensor((5,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(5):
+                y[i] = x[i] * holder.factor
+
+    return kernel
+
+
+def by_reference(x, made):
+    hold(made)
+    return of_reference(x)
+
+
+def by_lazy(x, made):
+    return lazy(made)(x)
+
+
+@pytest.mark.parametrize("kind", [Config, torch.nn.Module, Derived], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("call", [of_argument, by_reference, by_lazy], ids=["argument", "reference", "lazy"])
+def test_kernels_keep_no_object_alive_that_only_their_keys_name(call, kind):
+    """A loop over new modules would keep them all. The last one stays, to see that nothing changed."""
+    x, alive = torch.ones(5), []
+    for turn in range(4):
+        made = kind()
+        made.factor = float(turn % 2 + 1)
+        alive.append(weakref.ref(made))
+        assert torch.equal(call(x, made), torch.full((5,), made.factor))
+        del made
+    gc.collect()
+    assert sum(each() is not None for each in alive) <= 1

@@ -33,7 +33,7 @@ from collections.abc import (
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 from torch_tile.ir.idmap import IdMap
 
@@ -85,6 +85,56 @@ def _are_these(look: Callable[[], Collection[Any]], found: tuple[Any, ...]) -> b
     return len(now) == len(found) and all(map(operator.is_, now, found))
 
 
+class _Itself(weakref.ref[Any]):
+    """An object by its identity, as keys hold it: they do not keep it alive. A dead one equals no other key."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __new__(cls, value: Any) -> Self:
+        """Refer to an object. A later one at its address has its number, which `__eq__` tells apart."""
+        made = super().__new__(cls, value)
+        made.number = hash(object.__hash__(value))
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        value = self()
+        return self is other or (isinstance(other, _Itself) and value is not None and value is other())
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def _itself(value: Any) -> Hashable:
+    """Return a key of an object that is compared by identity."""
+    try:
+        return _Itself(value)
+    except TypeError:  # a class with slots alone, a proxy
+        return value  # type: ignore[no-any-return]
+
+
+class Found:
+    """What a `Version` found at one time: it stands for the key of it."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Hashable):
+        self.parts = parts
+
+
+def is_dead(key: Any) -> bool:
+    """Return whether a key names an object that is no more, so that no later key equals it."""
+    if isinstance(key, tuple | frozenset):
+        return any(map(is_dead, key))
+    return is_dead(key.parts) if type(key) is Found else type(key) is _Itself and key() is None
+
+
+def forget_dead(kept: dict[Any, Any]) -> None:
+    """Remove what is kept for objects that are no more."""
+    for key in filter(is_dead, list(kept)):  # other threads may add to it
+        kept.pop(key, None)
+
+
 def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
     """Make a cache key of a compile-time value; two values share it only if kernels cannot tell them apart.
 
@@ -108,7 +158,7 @@ def exact_key(value: Any, walk: Walk | None = None) -> Hashable:
         return kind, "met", number
     if isinstance(value, FunctionType):
         author = _author(value)
-        return (kind, value) if author is None else (kind, value, walk.version(author))
+        return (kind, _itself(value)) if author is None else (kind, _itself(value), walk.version(author))
     if isinstance(value, type):
         return (kind, value) if is_constant(value) else (kind, value, walk.version(value))
     contents = _contents_key(value, walk)
@@ -137,7 +187,7 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
         return frozenset(walk.parts(lambda: value))
     if isinstance(value, functools.partial):
         return walk.parts(lambda: (value.func, value.args, value.keywords))
-    if isinstance(value, weakref.ref):  # the key keeps the object, as those of other reads do
+    if isinstance(value, weakref.ref):
         return walk.parts(lambda: [value()])
     if isinstance(value, ContextVar):
         return walk.parts(lambda: [value.get(ContextVar)])  # a class stands for unset: None may be set
@@ -145,16 +195,17 @@ def _contents_key(value: Any, walk: Walk) -> Hashable:
         items = walk.parts(lambda: _items(value)) if value.dtype.hasobject else None
         return items, walk.compared(lambda: _array_key(value))
     if _is_torch(value, "Tensor"):
-        return value, walk.compared(lambda: repr(value.tolist()) if value.is_inference() else value._version)
+        return _itself(value), walk.compared(lambda: _tensor_key(value))
     if is_dataclass(value):  # not as it compares: 0.0 equals -0.0
         names = [] if _has_attributes(value) else [each.name for each in fields(value)]
         return walk.parts(lambda: [getattr(value, name, None) for name in names])
-    itself: Hashable = value
     hashed: Any = kind.__hash__
     if hashed is None:
-        itself = walk.compared(lambda: repr(value))
-    elif hashed is not object.__hash__:
-        walk.compared(lambda: hash(value))
+        return walk.compared(lambda: repr(value))
+    if hashed is object.__hash__:
+        return _itself(value)
+    walk.compared(lambda: hash(value))
+    itself: Hashable = value
     return itself
 
 
@@ -243,8 +294,8 @@ class Version:
 
     def __init__(self, of: FunctionType | type, look: Callable[[], Collection[Any]]):
         self.of, self.look = of, look
-        self.found: dict[Hashable, object] = {}  # one object for each key of what was found
-        self.last: tuple[list[Callable[[], bool]], object] = [lambda: False], None
+        self.found: dict[Hashable, Found] = {}  # one for each key of what was found
+        self.last: tuple[list[Callable[[], bool]], Found | None] = [lambda: False], None
 
     def __call__(self) -> object:
         """Return an object that stands for what is found now, and what that reads: for equal values the same."""
@@ -256,7 +307,11 @@ class Version:
             return found
         walk = Walk(inside=True)
         walk.meet(self.of)
-        found = self.found.setdefault(walk.parts(self.look), object())
+        parts = walk.parts(self.look)
+        if parts not in self.found:
+            forget_dead(self.found)
+            self.found[parts] = Found(parts)
+        found = self.found[parts]
         self.last = walk.unchanged, found
         return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.hardware import WARP, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.arith_util import evaluate
@@ -53,7 +54,8 @@ def check(target: str, stages: list[str]) -> None:
     known = [step.__name__ for step, _ in cuda_passes(Build(machine))]
     for stage in stages:
         if stage != "all" and stage not in known:
-            raise Mistake(f"--stage {stage}: the passes are {', '.join(known)}; all is every one")
+            near = did_you_mean(stage, known)
+            raise Mistake(f"--stage {stage}: the passes are {', '.join(known)}; all is every one{near}")
 
 
 def report(program: Program, target: str, stages: list[str]) -> str:

@@ -18,14 +18,17 @@ def tune(function: object, name: str, words: Sequence[str]) -> str:
     Later calls for the same arguments find the outcome on disk. Raises Mistake for what is no autotuned kernel.
     """
     if not isinstance(function, AutotunedFunction):
-        raise Mistake(f"{name} is not decorated with @torch_tile.autotune(configs=...)")
+        raise Mistake(f"{name} is not decorated with @torch_tile.autotune: give configs=... above its @torch_tile.jit")
     args, kwargs = arguments(words)
     try:
         found: AutotuneResult = (
             function.tune(*args, **kwargs) if function.function.is_lazy else function.tune_sizes(args, kwargs)
         )
     except TypeError as problem:
-        raise Mistake(str(problem)) from None
+        takes = ", ".join(function.names)
+        raise Mistake(
+            f"{problem}; it takes {takes}: give those that are not tuned, as {function.names[0]}=64"
+        ) from None
     return f"{found}\n\nbest: {found.config}"
 
 
