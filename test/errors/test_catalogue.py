@@ -27,6 +27,7 @@ WARNINGS = {
     "float_to_bool",
     "unread_write",
     "missing_index",
+    "equal_elements",
 }
 
 
