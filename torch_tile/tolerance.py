@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether kernels that TileLang takes and this compiler refuses run with a warning. compat.install() says so.
 
-These are reads of tiles that nothing wrote, writes to fragments beyond their shape, and floats stored as integers.
-Calls on tensors that require gradients count, too. Each asks `tolerant()` where it would raise its error.
+These are reads of tiles that nothing wrote, floats stored as integers, and calls on tensors that require gradients.
+Each asks `tolerant()` where it would raise its error.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ WARNINGS = {
     "unread_write",
     "unread_tail",
     "missing_index",
+    "equal_elements",
 }
 
 

@@ -218,6 +218,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
         "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
     ),
+    "equal_elements": (
+        "`{buffer}` has the shape {shape}, and loops access it at {places} places: it gets them, as all hold one value",
+        "allocate it with the shape {places}, or name one element in all iterations",
+    ),
     "endless_loop": (
         "nothing in the loop changes what `{condition}` reads: once begun, it never ends",
         "change a variable of the condition in the body, or `break`",

@@ -23,6 +23,7 @@ from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, contains, find, symbols, walk
 from torch_tile.ir.stmt import SWITCH_KEYS, Alloc, Block, Kernel as KernelNode, Program, Role, Stmt, Store, TileOp
 from torch_tile.language.bindings import BoundKernel
+from torch_tile.language.equal_elements import enlarge_equal
 from torch_tile.language.kernel_calls import bind, check_function
 from torch_tile.language.narrow import container_parameter, widen
 from torch_tile.language.outside import exact_key
@@ -274,7 +275,7 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     views = tuple(v for v in at.views if any(v in symbols(kernel) for kernel in kernels))
     switches, assumed = tuple(sorted(at.switches)), tuple(at.assumed)
     program = Program(name, params, kernels, workspaces, outputs, views, switches, assumed)
-    return widen(resolve(wrap_indices(program)))
+    return widen(resolve(enlarge_equal(wrap_indices(program))))
 
 
 def _without_empty_tiles(kernel: KernelNode) -> KernelNode:
