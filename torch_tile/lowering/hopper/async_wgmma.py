@@ -16,8 +16,8 @@ a loop that decodes weights. The products of one iteration then run beside the a
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 
-A loop of products with sums of their own runs two iterations at a time. Each product starts in front of the arithmetic on
-the result of the product before (pair_steps.py).
+A loop of products with sums of their own runs two iterations at a time. Each product starts in front of the arithmetic
+on the result of the product before (pair_steps.py).
 
 In other loops of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
 """

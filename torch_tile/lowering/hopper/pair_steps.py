@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Var, const
+from torch_tile.ir.expr import Const, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import contains, find
 from torch_tile.ir.simplify import simplify
@@ -32,7 +32,7 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 def pair_steps(loop: st.For) -> Block | None:
     """Return a loop over pairs of iterations, or None if the loop has no such form."""
     stop, parts = loop.stops[0], _parts(loop.body.stmts)
-    if parts is None or not isinstance(stop, Const) or stop.value % 2:
+    if parts is None or _reads_stages(parts, loop.vars[0]) or not isinstance(stop, Const) or stop.value % 2:
         return None
     k, half = loop.vars[0], const(int(stop.value) // 2, int32)
     pair = Var(k.name, int32, "loop")
@@ -139,19 +139,25 @@ def _needed(stmts: Sequence[Stmt]) -> IdSet[Stmt]:
 def _may_cross(parts: _Parts) -> bool:
     """Return whether the arithmetic that moves touches nothing that starts of products write, and the reverse.
 
-    It reads no tile that the iteration releases. What a product needs is written beside the product before. It must
-    leave that product's operands and result alone.
+    What a product needs is written beside the product before. It must leave that product's operands and result alone.
     """
     starts = parts.starts
     read, written = _touched([s for start in starts for s in start])
     reads, writes = _touched([*parts.aside, *(s for result in parts.results for s in result)])
     results = IdSet(op.C.buffer for op in parts.products)
     kept = IdSet(b for b in written if b not in results)
-    released = IdSet(n.buffer.guards for s in parts.releases for n in find(s, Address))
     for start, before in zip(starts, (parts.products[-1], *parts.products), strict=False):
         if _touched(start)[1] & IdSet([before.A.buffer, before.B.buffer, before.C.buffer]):
             return False
-    return not (kept & (reads | writes) or writes & read or released & reads)
+    return not (kept & (reads | writes) or writes & read)
+
+
+def _reads_stages(parts: _Parts, k: Var) -> bool:
+    """Return whether arithmetic that moves reads a stage of the loop, which may be released before."""
+    moved = [*parts.aside, *(s for result in parts.results for s in result)]
+    read = [n for s in moved for n in find(s, Load, Region) if n.buffer.scope == "shared"]
+    places = [n.indices[0] if isinstance(n, Load) else n.ranges[0] for n in read]
+    return any(v is k for place in places for v in find(place, Var))
 
 
 def _is_arithmetic(one: Stmt) -> bool:
