@@ -298,7 +298,7 @@ def test_neighbouring_fields_are_widened_together():
         lambda i: field(i),
         lambda i: field(i, word=binary("^", load(words, 0), -0x77777778)),  # signs turned over
         lambda i: field(i, word=binary("^", load(words, 0), 0x08080888)),  # not alike in all bytes
-        lambda i: field(i, byte=number(2)),  # of all bytes of the word
+        lambda i: field(i, word=binary("^", load(words, 0), -0x77777778), byte=number(2)),  # of all bytes of the word
         lambda i: field(i, 1 - i % 2, 56.0) * scale,
         lambda i: cast(narrowed(field(i, less=0.0) - zero), "float32") * scale,
         lambda i: cast(narrowed(looked_up(i)), "float32") * cast(load(factor, 0), "float32"),
@@ -324,7 +324,7 @@ def test_neighbouring_fields_are_widened_together():
 nibble_pair<f16, 8, false, 0x0, true>(words[0], t % 4))
 nibble_pair<f16, 8, false, 0x88, true>(words[0], t % 4))
 nibble_pair<f16, 8, false, 0x0, true>(words[0] ^ 134744200, t % 4))
-nibble_pair<f16, 8, false, 0x0, false>(words[0], 2))
+nibble_pair<f16, 8, false, 0x0, false>(words[0] ^ (-2004318072), 2))
 pair_times<f16>(nibble_pair<f16, 56, true, 0x0, true>(words[0], t % 4), factor[0]))
 pair_times<f16>(pair_less<f16>(nibble_pair<f16, 0, false, 0x0, true>(words[0], t % 4), factor[1]), factor[0]))
 pair_times<f16>(table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544,

@@ -454,12 +454,12 @@ class _Pair:
             return None
         first = str(upper_first).lower()
         word, flips = a.args[0], 0
-        word = a.args[0]
+        word, single = a.args[0], _is_single(a.args[1])
         if a.args[3:]:
             name, options = "table_pair", [first, *_bytes(a.args[3:], self.to)]
         else:
-            word, flips = _flipped(word)
-            name, options = "nibble_pair", [str(surplus), first, hex(flips), str(_is_single(a.args[1])).lower()]
+            word, flips = _flipped(word) if single else (word, 0)  # once a word is cheaper for all of its bytes
+            name, options = "nibble_pair", [str(surplus), first, hex(flips), str(single).lower()]
         operands = f"{self.text.value(word)}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
