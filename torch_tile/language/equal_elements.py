@@ -36,7 +36,8 @@ def enlarge_equal(program: Program) -> Program:
     places = _Places(tiles)
     places(program)
     wide = [tile for tile in tiles if places.leaves(tile)]
-    held = wide and [child for node in walk(program) if not isinstance(node, ELEMENTS) for child in children(node)]
+    others = (node for node in walk(program) if not isinstance(node, ELEMENTS)) if wide else ()
+    held = [child for node in others for child in children(node)]
     larger = IdMap[Buffer, Buffer]()
     for tile in wide:
         if any(tile is one for one in held):  # a tile op, a layout or an address takes the shape
@@ -47,7 +48,7 @@ def enlarge_equal(program: Program) -> Program:
         values: dict[str, Any] = {"buffer": tile.name, "shape": shape, "places": grown}
         text = diagnose("equal_elements", places.spans[tile], **values).render().removeprefix("error")
         warnings.warn(text, stacklevel=2)
-    return _Enlarge(larger)(program) if len(larger) else program  # type: ignore[no-any-return]
+    return _Enlarge(larger)(program) if len(larger) else program
 
 
 class _Places(Known):

@@ -23,10 +23,10 @@ from torch_tile.ir.node import contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, If, Stmt, calls
 from torch_tile.lowering.analysis.clone import Instance
-from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
+from torch_tile.tileop.uses import uses
 
 
 def pair_steps(loop: st.For) -> Block | None:
@@ -43,7 +43,7 @@ def pair_steps(loop: st.For) -> Block | None:
     return Block((*parts.allocs, main))
 
 
-def _iteration(parts: _Parts, k: Expr, now: Expr) -> list[Stmt]:
+def _iteration(parts: _Parts, k: Var, now: Expr) -> list[Stmt]:
     """Return the statements of iteration `now` between the start of its first product and that of the next one."""
     found: list[Stmt] = []
     aside = parts.aside
@@ -55,7 +55,7 @@ def _iteration(parts: _Parts, k: Expr, now: Expr) -> list[Stmt]:
     return found
 
 
-def _end(parts: _Parts, k: Expr, now: Expr, following: Expr | None) -> list[Stmt]:
+def _end(parts: _Parts, k: Var, now: Expr, following: Expr | None) -> list[Stmt]:
     """Return the end of iteration `now`. The first product of the `following` one starts in front of it, if given."""
     product = parts.products[-1]
     ahead = [] if following is None else _at(parts.starts[0], k, following)
@@ -63,7 +63,7 @@ def _end(parts: _Parts, k: Expr, now: Expr, following: Expr | None) -> list[Stmt
     return [*ahead, *_at((*done, *parts.releases, *parts.results[-1]), k, now)]
 
 
-def _at(stmts: Sequence[Stmt], k: Expr, iteration: Expr) -> list[Stmt]:
+def _at(stmts: Sequence[Stmt], k: Var, iteration: Expr) -> list[Stmt]:
     """Clone statements for an iteration; products among them are not waited for."""
     one = Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
     return [one(replace(s, wg_wait=-1) if isinstance(s, Gemm) else s) for s in stmts]
@@ -175,4 +175,4 @@ def is_release(one: Stmt) -> bool:
 def _touched(stmts: Sequence[Stmt]) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
     """Return the buffers that statements read, and those that they write."""
     found = [uses(s) for s in stmts]
-    return IdSet(r.buffer for reads, _ in found for r in reads), IdSet(b for _, writes in found for b in writes)
+    return IdSet(b for reads, _ in found for b in reads), IdSet(b for _, writes in found for b in writes)
