@@ -125,6 +125,8 @@ def _options(select: str | None, options: Mapping[str, Any] | None, backward: bo
 
     if not isinstance(backward, bool):
         raise TypeError(f"explain: backward is {backward!r}; expected True or False")
+    if select is not None and not isinstance(select, str):
+        raise TypeError(f"explain: select is {type(select).__name__}; expected 'tile' or 'fastest'")
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"explain: options is {options!r}; expected a dict, as {{'select': 'tile'}}")
     chosen = {"select": "tile"} if options is None else dict(options)
