@@ -15,8 +15,8 @@ from torch_tile.ops import eager
 # Edits that no call means: an answer is due. Other sizes, dtypes and ranks may give a valid call.
 NEVER_VALID = {"missing", "misspelt", "unknown", "extra", "None", "type", "choice"}
 NEED = (
-    r"expected|may be|must|did you mean|missing|unexpected keyword|needs|one of|takes|give |does not broadcast|"
-    "too many|shorter|no taps|holds|leave"
+    r"expected|may be|may hold|must|did you mean|missing|unexpected keyword|needs|one of|takes|give |write |"
+    "does not broadcast|too many|shorter|no taps|holds|leave"
 )
 
 
@@ -96,6 +96,14 @@ def edits(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
         yield from (("type", str(x), x) for x in ("float16", 3, float))
     elif isinstance(value, torch.nn.Module):
         yield from (("type", str(x)[:20], x) for x in (3, "a text", torch.ones(2), type(value)))
+    elif isinstance(value, dict):
+        yield from (("type", str(x), x) for x in (3, "a text", [*value]))
+        for key, each in value.items():
+            rest = {name: x for name, x in value.items() if name != key}
+            yield "misspelt", f"[{key}]", {**rest, misspelt(key): each}
+            for kind, what, bad in edits(key, each):
+                if kind != "None":
+                    yield kind, f"[{key}] {what}", {**rest, key: bad}
     elif isinstance(value, list | tuple):
         yield from (("type", str(x), x) for x in (3, "a text", torch.ones(2, 2)))
         for at, each in enumerate(value):
@@ -140,7 +148,10 @@ def fault_of(function: Callable[..., Any], edit: Edit) -> str:
                 edit.kind == "device" and among > 1 and not isinstance(function, type)
             )
             return "is silent" if is_wrong and not told else ""
+    if text.startswith("tile."):  # the caller wrote a layer's or a function's name
+        return f"names an operator: {text}"
     names = {edit.name, *signature_of(function)} - {""} if edit.kind != "unknown" else {edit.name}
+    names |= {key for value in edit.named.values() if isinstance(value, dict) for key in value}
     if edit.kind != "extra" and not any(re.search(rf"\b{re.escape(name)}\b", text) for name in names):
         return f"names no argument: {text}"
     return "" if re.search(NEED, text) else f"says not what is needed: {text}"

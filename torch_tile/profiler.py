@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.arguments import calls_back, names_parameters
+from torch_tile.diagnostics.arguments import Count, calls_back, names_parameters
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.diagnostics.spelling import did_you_mean
+from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -66,8 +66,13 @@ def do_bench(
     ValueError for another mode or backend.
     """
     for name, value in (("warmup", warmup), ("rep", rep), ("n_warmup", n_warmup), ("n_repeat", n_repeat)):
-        if not isinstance(value, int | float) or value < 0:
+        if not isinstance(value, int | float) or not value >= 0:
             raise TypeError(f"do_bench: {name} is {value!r}; expected a number of 0 or more")
+    for share in quantiles or ():
+        if not 0 <= share <= 1:
+            raise ValueError(
+                f"do_bench: quantiles holds {share!r}; expected numbers from 0 to 1, as 0.5 for the median"
+            )
     n_warmup, n_repeat = n_warmup or _n_warmup, n_repeat or _n_repeat
     if return_mode not in PICK:
         raise ValueError(f"do_bench: return_mode is {return_mode!r}; expected one of {', '.join(PICK)}")
@@ -183,11 +188,17 @@ class Profiler:
     kernel: JITKernel
     supply: TensorSupplyType
 
-    def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
-        if not isinstance(supply, TensorSupplyType):
-            near = did_you_mean(str(supply), TensorSupplyType.__members__)
-            raise TypeError(f"get_profiler: tensor_supply_type is {supply!r}; expected a TensorSupplyType{near}")
+    @names_parameters
+    def __init__(self, kernel: JITKernel, supply: TensorSupplyType = TensorSupplyType.Auto):
+        if not hasattr(kernel, "launcher"):
+            kind = type(kernel).__name__
+            fix = f"{getattr(kernel, '__name__', 'f')}.compile(...)"
+            raise TypeError(f"Profiler: kernel is {kind}; expected a compiled kernel, which {fix} returns")
         self.kernel, self.supply = kernel, supply
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the nearest attribute for one that is not there."""
+        raise missing_attribute(self, name)
 
     def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """Make fresh arguments. Raises LaunchError if a run-time size is not in `sizes`."""
@@ -249,6 +260,9 @@ class Profiler:
         input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01,
     ) -> None:  # fmt: skip
         """Compare with `reference` on the same inputs. Where one of the two returns nothing, its last tensor counts."""
+        if not 0 <= max_mismatched_ratio <= 1:
+            wanted = "expected a share of the elements, 0 to 1"
+            raise ValueError(f"assert_allclose: max_mismatched_ratio is {max_mismatched_ratio}; {wanted}")
         got, expected = self._both(reference, input_tensors)
         if len(got) != len(expected):
             raise AssertionError(f"the kernel gives {_count(got)} and the reference {_count(expected)}")
@@ -270,7 +284,7 @@ class Profiler:
         manual_check_prog(*results)
 
     @names_parameters
-    def assert_consistent(self, repeat: int = 10) -> None:
+    def assert_consistent(self, repeat: Count = 10) -> None:
         """Raise AssertionError unless the same inputs give the same bits `repeat` times."""
         args = self.inputs()
 
@@ -293,6 +307,8 @@ class Profiler:
         if result is None and all(_same_bits(a, b) for a, b in zip(args, copies, strict=True) if hasattr(a, "clone")):
             raise AssertionError("the reference returns nothing and writes nothing: let it return the expected tensors")
         expected = _listed(result, copies)
+        if wrong := [type(each).__name__ for each in expected if not hasattr(each, "data_ptr")]:
+            raise TypeError(f"the reference returns {wrong[0]}; expected a tensor, or a tuple of tensors")
         return _listed(self.kernel(*args), args), expected
 
 

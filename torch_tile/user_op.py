@@ -197,6 +197,10 @@ def _counted(kernel: JITKernel, backward: Callable[..., Any], ctx: Any, *grads: 
             f"custom_op: the backward of {kernel.__name__} gives {count} for the arguments {', '.join(names)}; "
             "return a gradient, or None, for each"
         )
+    for name, each in zip(names, found if isinstance(found, tuple | list) else (found,), strict=True):
+        if each is not None and not hasattr(each, "data_ptr"):
+            kind = f"{type(each).__name__} for {name}; expected a tensor, or None"
+            raise TypeError(f"custom_op: the backward of {kernel.__name__} gives {kind}")
     return found
 
 

@@ -176,6 +176,7 @@ def outer(text: str) -> None:
     [
         ("tile.op: q has 2 rows, as q", "inner: query has 2 rows, as query", "outer: x has 2 rows, as x"),
         ("tile.op: k has q's rows: no q", "inner: k has query's rows: no q", "outer: k has x's rows: no q"),
+        ("tile.op: bs[0]'s rows, bs[0]' rows", "inner: words' rows, words' rows", "outer: words' rows, words' rows"),
         ("tile.op: bs[0] and all_lengths", "inner: words and all_lengths", "outer: words and all_lengths"),
         ("tile.op: lengths holds -1", "inner: seq_lens holds -1", "outer: seq_lens holds -1"),
         ("zeros: q is negative", "zeros: q is negative", "zeros: q is negative"),

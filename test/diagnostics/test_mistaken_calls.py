@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edits of valid calls of public functions and layers, drawn by the seed: answers name an argument and its need."""
 
+import functools
 import random
+import tempfile
 import time
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 from edited_calls import edits_of, fault_of, launch_nothing
 
 import torch_tile
+import torch_tile.language as T
 from torch_tile import nn
+from torch_tile.inductor.report.rows import Report
 from torch_tile.integrations import serving
 from torch_tile.nn import functional, packing
 
@@ -48,6 +52,26 @@ def recurrence(*names: str, **more: Any) -> dict[str, Any]:
 
 def decay(*more: int) -> torch.Tensor:
     return -torch.rand(1, 20, 2, *more)
+
+
+@functools.cache
+def kernel() -> Any:
+    """Compile a kernel that doubles 64 numbers."""
+
+    @torch_tile.jit(target="cpu")
+    def double(A):
+        A: T.Tensor((64,), "float32")
+        B = T.empty((64,), "float32")
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                B[i] = A[i] * 2
+        return B
+
+    return double.compile()
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 ROTARY = R(1, 5, 16), R(1, 5, 16)
@@ -133,6 +157,37 @@ CALLS = {
     "replace_layers": lambda: (torch_tile.replace_layers, {"model": torch.nn.Sequential(LINEAR(4, 4)), "linear": True}),
     "MatmulTemplate": lambda: (torch_tile.carver.MatmulTemplate, {"M": 64, "N": 64, "K": 64, "in_dtype": "float16"}),
     "ElementwiseTemplate": lambda: (torch_tile.carver.ElementwiseTemplate, {"shape": [64, 64], "dtype": "float16"}),
+    "inductor_configs": lambda: (
+        torch_tile.inductor_configs, {"options": {"select": "tile", "families": ["norm"], "max_autotune": True}},
+    ),
+    "Report.save": lambda: (Report().save, {"path": f"{tempfile.mkdtemp()}/page.html"}),
+    "Report.replaced": lambda: (Report().replaced, {"family": "gemm"}),
+    "Report.missed": lambda: (Report().missed, {"family": "norm"}),
+    "do_bench": lambda: (
+        torch_tile.do_bench, {"fn": lambda: None, "warmup": 0.1, "rep": 0.1, "return_mode": "min", "backend": "wall"},
+    ),
+    "Profiler": lambda: (torch_tile.Profiler, {"kernel": kernel(), "supply": torch_tile.TensorSupplyType.One}),
+    "Profiler.do_bench": lambda: (
+        kernel().get_profiler().do_bench,
+        {"warmup": 0.1, "rep": 0.1, "return_mode": "min", "quantiles": [0.5], "n_repeat": 1},
+    ),
+    "Profiler.assert_allclose": lambda: (
+        kernel().get_profiler().assert_allclose,
+        {"reference": doubled, "atol": 0.1, "rtol": 0.1, "max_mismatched_ratio": 0.01},
+    ),
+    "Profiler.assert_consistent": lambda: (kernel().get_profiler().assert_consistent, {"repeat": 2}),
+    "autotune": lambda: (
+        torch_tile.autotune,
+        {
+            "configs": lambda A: [{"block": 32}], "warmup": 1.0, "rep": 1.0, "timeout": 9.0, "ref_prog": doubled,
+            "supply_type": torch_tile.TensorSupplyType.Auto, "max_mismatched_ratio": 0.01,
+        },
+    ),
+    "custom_op": lambda: (torch_tile.custom_op, {"kernel": kernel(), "backward": lambda ctx, grad: grad * 2}),
+    "explain": lambda: (
+        functools.partial(torch_tile.explain, LINEAR(4, 4), R(2, 4)),
+        {"select": "tile", "options": {"families": ["gemm"]}, "backward": False},
+    ),
     "next_power_of_2": lambda: (torch_tile.next_power_of_2, {"x": 7}),
     "torch_assert_close": lambda: (
         torch_tile.testing.torch_assert_close, {"actual": torch.ones(4), "expected": torch.ones(4), "rtol": 0.1},

@@ -83,7 +83,7 @@ def test_dropout_drops_and_says_that_no_kernel_is_used(seed: int, caplog, monkey
 def test_every_way_refuses_a_mask_of_another_dtype_or_shape(mask, way: str, seed: int) -> None:
     """Plain torch would add integers to scores, and give more results than there are queries."""
     sinks = torch.zeros(4, requires_grad=True) if way == "sinks in training" else None
-    with pytest.raises((TypeError, RuntimeError), match=r"tile\.attention: mask has"):
+    with pytest.raises((TypeError, RuntimeError), match=r"attend: mask has"):
         attend(*inputs(), mask, dropout=0.5 * (way == "dropout"), sinks=sinks)
 
 
@@ -123,3 +123,78 @@ def test_keywords_that_nearly_are_arguments_are_not_ignored(layer, name, meant) 
     x = torch.ones(1, 3, 32)
     with pytest.raises(TypeError, match=f"{name}= would be ignored.*{meant}"):
         layer(x, (torch.ones(1, 3, 64), torch.ones(1, 3, 64)), **{name: torch.ones(1, 1, 3, 3)})
+
+
+ALIKE = {  # what `attend` takes or refuses, whether plain torch computes it or a kernel
+    "nothing more": {},
+    "no window: None": {"window": None},
+    "no window: False": {"window": False},
+    "one sink": {"sinks": torch.zeros(1)},
+    "a sink without dimensions": {"sinks": torch.tensor(0.5)},
+    "sinks of another number": {"sinks": torch.zeros(3)},
+    "sinks in columns": {"sinks": torch.zeros(4, 1)},
+    "a scale in a tensor": {"scale": torch.tensor(0.25)},
+    "no cap: 0": {"softcap": 0.0},
+    "a negative cap": {"softcap": -1.0},
+    "a window that is True": {"window": True},
+    "a negative window": {"window": -1},
+    "keys of another dtype": {"k": torch.ones(2, 2, 9, 16, dtype=torch.float64)},
+    "one batch of keys": {"k": torch.ones(1, 2, 9, 16), "v": torch.ones(1, 2, 9, 8)},
+    "no key": {"k": torch.ones(2, 2, 0, 16), "v": torch.ones(2, 2, 0, 8)},
+    "three dimensions": {"q": torch.ones(4, 6, 16)},
+    "two dimensions": {"q": torch.ones(6, 16)},
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_attend_takes_the_same_with_and_without_dropout(case: str, seed: int) -> None:
+    given = dict(zip("qkv", inputs(), strict=True)) | ALIKE[case]
+    found = []
+    for dropout in (0.0, 1e-30):
+        try:
+            found.append(attend(**given, dropout=dropout))
+        except (TypeError, RuntimeError, ValueError) as problem:
+            found.append(str(problem))
+    kernel, plain = found
+    assert isinstance(kernel, str) == isinstance(plain, str), found
+    if isinstance(kernel, str):
+        assert kernel == plain and kernel.startswith("attend: "), found
+    else:
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sinks", [torch.tensor([0.7]), torch.tensor(0.7)])
+@pytest.mark.parametrize("in_training", [True, False])
+def test_one_sink_serves_all_heads(sinks: torch.Tensor, in_training: bool, seed: int) -> None:
+    q, k, v = inputs()
+    out = attend(q, k, v, sinks=sinks.clone().requires_grad_(in_training), scale=0.4)
+    wanted = exact(q, k, v, visible(6, 9, False, 0), sinks.expand(4), None, 0.4)
+    torch.testing.assert_close(out.detach().double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_angles_without_a_batch_are_those_of_every_sequence(seed: int) -> None:
+    x, angle = torch.randn(2, 5, 5, 8), torch.rand(5, 8)
+    torch.testing.assert_close(rotate(x, angle.cos(), angle.sin()), rotate(x, angle.cos()[None], angle.sin()[None]))
+    with pytest.raises(RuntimeError, match=r"rotate: cos has 7 positions.*expected 5.*cos\[\.\.\., start"):
+        rotate(x, torch.ones(7, 8), torch.ones(7, 8))
+    layer, states = Attention(24, 3), torch.randn(2, 5, 24)
+    torch.testing.assert_close(
+        layer(states, (angle.cos(), angle.sin())), layer(states, (angle.cos()[None], angle.sin()[None]))
+    )
+
+
+@pytest.mark.parametrize("window", [None, False, 0])
+def test_layers_without_a_window(window) -> None:
+    assert Attention(32, 2, window=window).window == 0
+    with pytest.raises(TypeError, match="Attention: window is True; expected an integer of at least 0"):
+        Attention(32, 2, window=True)
+
+
+def test_lengths_may_be_tensors_of_one_number(seed: int) -> None:
+    """As `lengths.max()` gives them."""
+    q, starts = torch.randn(9, 4, 16), torch.tensor([0, 3, 9], dtype=torch.int32)
+    most = starts.diff().max()
+    out = functional.attend_varlen(q, q, q, starts, starts, most, most, causal=True)
+    torch.testing.assert_close(out, functional.attend_varlen(q, q, q, starts, starts, 6, 6, causal=True))
+    with pytest.raises(TypeError, match="attend_varlen: most_queries is of type Tensor; expected an integer"):
+        functional.attend_varlen(q, q, q, starts, starts, starts.diff(), most)

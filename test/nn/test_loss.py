@@ -29,6 +29,16 @@ def test_as_torchs(shape, weighted, reduction, generator):
     torch.testing.assert_close(ours, eager)
 
 
+def test_classes_in_bytes_as_torch_takes_them(generator):
+    x, weight = torch.randn(5, 7, generator=generator), torch.randn(7, 16, generator=generator)
+    target = torch.randint(0, 7, (5,), generator=generator)
+    torch.testing.assert_close(tnn.cross_entropy(x, target.byte()), F.cross_entropy(x, target.byte()))
+    rows = torch.randn(5, 16, generator=generator)
+    torch.testing.assert_close(
+        tnn.linear_cross_entropy(rows, weight, target.byte()), F.cross_entropy(rows @ weight.T, target)
+    )
+
+
 def test_module_is_torchs_with_z_loss(generator):
     x, target = torch.randn(6, 9, generator=generator), torch.arange(6)
     loss = tnn.CrossEntropyLoss(torch.arange(9.0), label_smoothing=0.2)

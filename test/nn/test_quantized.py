@@ -70,3 +70,25 @@ def test_casts_reach_the_bias_and_moves_the_buffers(name, seed):
     layer.to("meta", torch.float16)
     assert all(b.is_meta for b in layer.buffers())
     assert all(p.is_meta and p.dtype == torch.float16 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda layer: quantize_4bit(layer.weight, "e2m1", 32),
+        lambda layer: QuantizedLinear.from_linear(layer, "nf4"),
+        lambda layer: QuantizedLinear.from_linear(layer, "nvfp4"),
+        tnn.Float8Linear.from_linear,
+        tnn.Int8Linear.from_linear,
+    ],
+    ids=["e2m1", "nf4", "nvfp4", "float8", "int8"],
+)
+def test_no_weight_is_rounded_that_is_not_finite(make, number: float, seed: int) -> None:
+    """Its scales would be NaN, and so would what whole rows give."""
+    layer = linear()
+    make(layer)
+    with torch.no_grad():
+        layer.weight[N // 3, K // 2] = number
+    with pytest.raises(ValueError, match=r"weight holds (NaN|an infinity); expected finite"):
+        make(layer)

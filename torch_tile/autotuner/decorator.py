@@ -16,7 +16,7 @@ from torch_tile.autotuner.session import AutoTuner
 from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.arguments import explains_misfits
 from torch_tile.diagnostics.errors import error
-from torch_tile.diagnostics.spelling import missing_attribute, nearest
+from torch_tile.diagnostics.spelling import instead_of, missing_attribute, nearest
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernel import JITKernel
@@ -70,12 +70,14 @@ def autotune(
       with copies of those that they write.
     """
     if configs is None:
+        if meant := next((name for name in settings if nearest(name, ["configs"])), ""):
+            raise error("bad_argument", None, op="autotune", name=meant, why="is not a setting", fix="write configs=")
         lists = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
         one = ", ".join(f"{name!r}: {value[0]!r}" for name, value in lists.items() if value) or "'block': 64"
         fix = f"give a list with a dict for each configuration, configs=[{{{one}}}, ...]"
         raise error("bad_argument", None, op="autotune", name="configs", why="is missing", fix=fix)
     if not callable(configs):
-        _check_dicts(configs)
+        configs = _dicts(configs)
     made = settings_of("autotune", settings)
 
     def decorate(decorated: Any) -> AutotunedFunction:
@@ -100,7 +102,7 @@ class AutotunedFunction:
         self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
     ):  # fmt: skip
         if not callable(configs):
-            _check_dicts(configs)
+            configs = _dicts(configs)
         self.function, self.configs, self.settings = function, configs, settings
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.names: tuple[str, ...] = tuple(function.signature.parameters)
@@ -173,7 +175,7 @@ class AutotunedFunction:
             return self.configs
         wanted = inspect.signature(self.configs).parameters
         free = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
-        return self.configs(**{name: value for name, value in named.items() if free or name in wanted})
+        return _made(self.configs(**{name: value for name, value in named.items() if free or name in wanted}))
 
     @property
     def _tuner_cache(self) -> dict[Any, Any]:
@@ -182,7 +184,7 @@ class AutotunedFunction:
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Return the search's result for these arguments, with a table of all tried configurations."""
-        configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        configs = _made(self.configs(*args, **kwargs)) if callable(self.configs) else self.configs
         return self._search(configs, args, kwargs)
 
     def _search(
@@ -191,7 +193,7 @@ class AutotunedFunction:
     ) -> AutotuneResult:  # fmt: skip
         """Search among `configs`. `constants` are T.const sizes given by name."""
         given = {*self.names[: len(args)], *kwargs}
-        _check_dicts(configs)
+        configs = _dicts(configs)
         self._check_names(configs)
         self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
@@ -221,7 +223,9 @@ class AutotunedFunction:
             left = {name for config in configs for name in config if name in self.names and name not in named}
             signature.bind(*args, **kwargs, **dict.fromkeys(left))
         except TypeError as problem:
-            raise TypeError(f"{self.__name__}() {problem}") from None
+            unknown = next((name for name in kwargs if name not in self.names), "")
+            meant = instead_of(unknown, self.names) if unknown else ""
+            raise TypeError(f"{self.__name__}() {problem}{meant}; its parameters are {', '.join(self.names)}") from None
 
     def _find(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[JITFunction, Config, Any]:
         """Tune a kernel function for a new form of arguments, and keep the result."""
@@ -238,12 +242,27 @@ class AutotunedFunction:
         return tuple((name, _form(value)) for name, value in named if name not in self.ignored)
 
 
-def _check_dicts(configs: Iterable[Any]) -> None:
-    """Raise TileError for a configuration that is no dict, and for one dict that should be a list of these."""
+def _made(configs: Sequence[Config] | None) -> Sequence[Config]:
+    """Return what a function of configurations made. Raise TileError for nothing."""
+    if configs is None:
+        fix = "return a list with a dict for each configuration: is a `return` missing?"
+        raise error("bad_argument", None, op="autotune", name="configs", why="are a function that gives None", fix=fix)
+    return configs
+
+
+def _dicts(configs: Iterable[Any]) -> list[Any]:
+    """Return configurations in a list: a generator gives them once.
+
+    Raise TileError for a configuration that is no dict, and for one dict that should be a list of these.
+    """
     if isinstance(configs, Mapping):
         example = "{" + ", ".join(f"{name!r}: {_first(value)!r}" for name, value in configs.items()) + "}"
         why, fix = "is one dict", f"give a list with a dict for each configuration, [{example[:100]}, ...]"
         raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
+    if isinstance(configs, str) or not isinstance(configs, Iterable):
+        why, fix = f"is {configs!r}"[:80], 'give a list with a dict for each configuration, [{"block_M": 64}, ...]'
+        raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
+    configs = list(configs)
     for config in configs:
         if not isinstance(config, Mapping):
             why, fix = f"have {config!r}"[:80], 'write each as a dict, {"block_M": 64, "num_stages": 2}'
@@ -254,6 +273,7 @@ def _check_dicts(configs: Iterable[Any]) -> None:
         if texts and len(texts) < len(values):
             why, fix = f"have the text {texts[0]!r} for `{name}`, and numbers elsewhere", "write numbers without quotes"
             raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
+    return configs
 
 
 def _first(value: Any) -> Any:

@@ -160,6 +160,12 @@ class Settings:
             if name in FUNCTIONS and value is not None and not callable(value):
                 fix = f"give a function: {name}=f"
                 raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
+            if name == "supply_type" and not isinstance(value, TensorSupplyType):
+                fix = f"give one of TensorSupplyType.{', TensorSupplyType.'.join(TensorSupplyType.__members__)}"
+                raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}"[:80], fix=fix)
+            if name == "max_mismatched_ratio" and value > 1:
+                fix = f"give a share of the elements, at most 1, as {name}={self.max_mismatched_ratio}"
+                raise error("bad_argument", None, op=op, name=name, why=f"is {value!r}", fix=fix)
             if name not in known:
                 near = nearest(name, known)
                 fix = FOREIGN.get(name) or (f"did you mean {near}?" if near else f"give one of {', '.join(known)}")

@@ -17,6 +17,7 @@ from typing import Any
 from torch_tile.autotuner.machine import synchronize
 from torch_tile.autotuner.result import Candidate, Settings
 from torch_tile.compiler.parallel import progress, side_by_side, workers_for
+from torch_tile.diagnostics.arguments import calls_back
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.stmt import Program
@@ -91,7 +92,8 @@ def time_all(
             each.note = "left early"
     if settings.ref_prog is None:
         return None
-    return timer(partial(settings.ref_prog, *inputs), settings.warmup, settings.rep)
+    with calls_back("autotune calls ref_prog(*inputs), with the tensors of the kernel"):
+        return timer(partial(settings.ref_prog, *inputs), settings.warmup, settings.rep)
 
 
 def _timed(backend: str, call: Callable[[], object], warmup: float, rep: float) -> float:

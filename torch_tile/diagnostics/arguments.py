@@ -55,8 +55,11 @@ _FLOATS: Kind = (
     lambda x: type(x).__name__ == "dtype" and bool(getattr(x, "is_floating_point", False)),
     "a torch.dtype of floats",
 )
-Size: TypeAlias = Annotated[int, _bounded_integer(0)]
+_SIZE = _bounded_integer(0)
+Size: TypeAlias = Annotated[int, _SIZE]
 """How many there are of something: features, pages."""
+Window: TypeAlias = Annotated[int, (lambda x: x is False or _SIZE[0](x), _SIZE[1])]
+"""A size where False, as 0, means that there is none."""
 Count: TypeAlias = Annotated[int, _bounded_integer(1)]
 """The same of what others are divided by, as heads."""
 FloatDtype: TypeAlias = Annotated["torch.dtype", _FLOATS]
@@ -86,9 +89,12 @@ def explains_misfits(function: Callable[P, R]) -> Callable[P, R]:
             return
         names, options = _options(function)
         for name, value in refused(names, options, args, named):
-            raise misfit(function, args, named) or TypeError(f"{name} is {shown(value)}")
+            if is_one_number(value) and any(kind in (_NUMBERS[int], _NUMBERS[float]) for kind in options[name]):
+                continue  # torch's functions take it, too
+            raise misfit(called, args, named) or TypeError(f"{name} is {shown(value)}")
 
-    return explained(function, lambda: function, check)
+    called = function if hasattr(function, OWNER) else renames()(function)
+    return explained(called, lambda: called, check)
 
 
 def explained(
@@ -122,12 +128,16 @@ def explained(
     return call
 
 
+OWNER = "__tile_owner__"
+"""The attribute of a function that `renames` decorates: how its errors name it."""
 _RENAMING: set[str] = set()
-"""The names of functions that `renames` decorates."""
+"""These names."""
 
 
 def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function that calls operators, or such functions: their errors name `owner`, and its arguments.
+
+    `explains_misfits` does so for functions that call their arguments as the operator does.
 
     names: what an operator calls an argument, and what the function calls it. A name of one letter is an argument's at
     the beginning, behind "as" and before an apostrophe. owner: the function's name, if it is another than its own.
@@ -138,7 +148,13 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
         letters = re.escape(name)
         return rf"\b{letters}(?!\w)" if len(name) > 1 else rf"(?:^|(?<=\bas )){letters}\b|\b{letters}(?=')"
 
-    places = re.compile("|".join(map(place, sorted(names, key=len, reverse=True))) or "(?!)")
+    longest_first = "|".join(map(place, sorted(names, key=len, reverse=True))) or "(?!)"
+    places = re.compile(rf"({longest_first})('s\b|'(?!\w))?")
+
+    def renamed(at: re.Match[str]) -> str:
+        """Return the function's own name, as a genitive where the operator's is one."""
+        own = names[at[1]]
+        return own if at[2] is None else own + ("'" if own.endswith("s") else "'s")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = owner or function.__qualname__.removesuffix(".forward")
@@ -154,11 +170,22 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
                 called, _, said = str(problem).partition(": ")
                 if not called.startswith("tile.") and called not in _RENAMING - {name}:
                     raise
-                raise type(problem)(f"{name}: {places.sub(lambda at: names[at[0]], said)}") from None
+                raise type(problem)(f"{name}: {places.sub(renamed, said)}") from None
 
+        setattr(call, OWNER, name)
         return call
 
     return decorate
+
+
+def is_one_number(value: object) -> bool:
+    """Return whether a value is a tensor that stands for a number: no dimensions, no gradient, no truth value."""
+    return (
+        hasattr(value, "data_ptr")
+        and value.dim() == 0  # type: ignore[attr-defined]
+        and not value.requires_grad  # type: ignore[attr-defined]
+        and not str(value.dtype).endswith("bool")  # type: ignore[attr-defined]
+    )
 
 
 def _layer_call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
@@ -179,7 +206,7 @@ def _tensor(value: object) -> str:
 def _options(function: Callable[..., object]) -> tuple[list[str], dict[str, list[Kind]]]:
     """Return `declared` of a function, with numbers and texts alone."""
     names, kinds = declared(function)
-    plain = list(_NUMBERS.values())
+    plain = [*_NUMBERS.values(), Window.__metadata__[0], Size.__metadata__[0]]  # type: ignore[attr-defined]
     return names, {name: kind for name, kind in kinds.items() if all(one in plain for one in kind)}
 
 
@@ -232,7 +259,8 @@ def calls_back(how: str) -> Iterator[None]:
 def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[str, Any]) -> TypeError | None:
     """Build the error for the first argument that a signature or its annotation refuses; None if all fit."""
     signature = inspect.signature(function)
-    owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    named_as = getattr(function, OWNER, function.__qualname__.removesuffix(".__init__"))
+    owner = str(named_as).rpartition("<locals>.")[2]
     unbound: TypeError | None = None
     try:
         bound = signature.bind(*args, **named)
@@ -264,6 +292,8 @@ def misfit(function: Callable[..., object], args: tuple[Any, ...], named: dict[s
                 wanted += f": tensors are given to the layer's call, {owner}(...)(x)"
             elif hasattr(value, "data_ptr") and sum(value is each for each in args) > 1:
                 wanted += ": the call takes this tensor once"
+            elif wanted.startswith("a pair") and hasattr(value, "data_ptr"):
+                wanted += f": put both into one tuple, {name}=(first, second)"
             elif near := _misplaced(function, name, args):
                 wanted += near
             elif wanted.startswith("a text") and callable(value):
@@ -321,6 +351,8 @@ def kinds_of(annotation: object, function: Callable[..., Any]) -> list[Kind]:
             found.append(_NUMBERS[int])
         elif origin is Callable:
             found.append((callable, "a function"))
+        elif origin is tuple and len(typing.get_args(part)) == 2 and Ellipsis not in typing.get_args(part):
+            found.append((functools.partial(_is_one, tuple), "a pair, " + _pair(part, function)))
         elif origin in (Sequence, Iterable, list):
             found.append(_list_of(typing.get_args(part), function))
         elif isinstance(origin, type) and origin not in (object, Any, inspect.Parameter.empty):
@@ -342,9 +374,16 @@ def _list_of(element: tuple[object, ...], function: Callable[..., Any]) -> Kind:
     return fits, "a list of " + _plural(kinds[0][1]) if len(kinds) == 1 else "a list"
 
 
+def _pair(annotation: object, function: Callable[..., Any]) -> str:
+    """Return what the two elements of a tuple are, as "(a tensor, a tensor)"."""
+    texts = [" or ".join(text for _, text in kinds_of(each, function)) for each in typing.get_args(annotation)]
+    return f"({', '.join(text or 'any' for text in texts)})"
+
+
 def _plural(text: str) -> str:
-    """Return the plural of an expectation: "integers" of "an integer"."""
-    return text.removeprefix("an ").removeprefix("a ") + "s" if text.startswith(("a ", "an ")) else text
+    """Return the plural of an expectation: "integers of at least 0" of "an integer of at least 0"."""
+    what, of, bound = text.removeprefix("an ").removeprefix("a ").partition(" of ")
+    return f"{what}s{of}{bound}" if text.startswith(("a ", "an ")) else text
 
 
 def _is_one(kind: type, value: object) -> bool:
@@ -369,6 +408,8 @@ def shown(value: object) -> str:
     """Return a value as messages show it: numbers and texts themselves, else the type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:60]
+    if type(value).__name__ == "dtype":
+        return str(value)
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 

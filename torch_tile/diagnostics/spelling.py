@@ -8,6 +8,8 @@ from collections.abc import Iterable
 # Names that other libraries have, and ours for the same, which are not spelt alike.
 _ALIASES = {
     "axis": ("dim",),
+    "weight": ("elementwise_affine",),
+    "swish": ("silu",),
     "embed_dim": ("hidden_size",),
     "d_model": ("hidden_size",),
     "labels": ("target",),
@@ -21,6 +23,8 @@ _ALIASES = {
 
 # Names and keywords of other libraries that nothing here has, and what to write instead.
 _ABSENT = {
+    "select": 'write options={"select": "tile"}',
+    "families": 'write options={"families": ["norm"]}',
     "head_first": "time comes before heads, [B, T, H, D]: give x.transpose(1, 2)",
     "groups": "all channels are one group: call torch's convolution for others",
     "enable_gqa": "leave it out: fewer heads of k and v are shared by those of q",

@@ -24,7 +24,7 @@ from torch_tile.inductor.codegen import artifacts
 from torch_tile.inductor.context import Stage
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.select.real_inputs import compiling_with
-from torch_tile.inductor.settings import FAMILIES, OPTIONS, Settings, parse_settings
+from torch_tile.inductor.settings import FAMILIES, OPTIONS, SELECT, Settings, parse_settings
 from torch_tile.ops.when_imported import after_imports
 
 
@@ -104,19 +104,43 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
     patches, own = compat.mode_patches(mode), {}
     known = compat.inductor_config().get_config_copy()
     for key, value in (options or {}).items():
+        if not isinstance(key, str):
+            raise RuntimeError(f'options of backend "tile" are named by texts, as {{"select": "tile"}}, got {key!r}')
         name = key.replace("-", "_")
         if name in OPTIONS:
             own[name] = value
         elif name in known:
+            _check_kind(key, value, known[name])
             patches[name] = value
         elif name in FAMILIES:
             raise RuntimeError(f'{key!r} is a family of backend "tile", no option: "families" lists those to look for')
+        elif name in OF_COMPILE:
+            raise RuntimeError(f'{key!r} is no option of backend "tile": {OF_COMPILE[name]}')
         else:
+            meant = f'; did you mean "select": {key!r}?' if key in SELECT else did_you_mean(key, OPTIONS)
+            meant = meant or did_you_mean(key, known, 0.8)
             raise RuntimeError(
                 f'unknown option {key!r} for backend "tile": ours are {", ".join(OPTIONS)}; '
-                f"Inductor's are listed by torch._inductor.list_options(){did_you_mean(key, [*OPTIONS, *known])}"
+                f"Inductor's are listed by torch._inductor.list_options(){meant}"
             )
     return patches, parse_settings(own, bool(patches.get("max_autotune")))
+
+
+OF_COMPILE = {
+    "mode": 'write what it stands for beside the others, "max_autotune": True for "max-autotune"',
+    "backend": 'give it to torch.compile itself, backend="tile"',
+    "fullgraph": "give it to torch.compile itself, fullgraph=True",
+    "dynamic": "give it to torch.compile itself, dynamic=True",
+}
+"""What to write for arguments of torch.compile that stand among the options."""
+
+
+def _check_kind(key: str, value: Any, now: Any) -> None:
+    """Raise RuntimeError for a value of another kind than Inductor's option has: it would count as true."""
+    if isinstance(now, bool) and not (value is None or (isinstance(value, int) and value in (0, 1))):
+        raise RuntimeError(f"option {key!r} of Inductor must be True or False, got {value!r}")
+    if type(now) is int and not isinstance(value, int | None):
+        raise RuntimeError(f"option {key!r} of Inductor must be an integer, got {value!r}")
 
 
 def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Settings:
 def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settings:
     """Parse our options into settings; raises RuntimeError (as torch.compile does for its own) on a bad value."""
     select = options.get("select", "fastest")
-    if select not in SELECT:
+    if not isinstance(select, str) or select not in SELECT:
         meant = did_you_mean(str(select), SELECT)
         raise RuntimeError(f'option "select" must be one of {", ".join(map(repr, SELECT))}, got {select!r}{meant}')
     families = options.get("families", FAMILIES)
@@ -43,7 +43,7 @@ def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settin
     unknown = [f for f in families if f not in FAMILIES]
     if unknown:
         meant = did_you_mean(str(unknown[0]), FAMILIES)
-        if (several := [f.strip() for f in str(unknown[0]).split(",")])[1:]:
+        if isinstance(unknown[0], str) and (several := [f.strip() for f in unknown[0].split(",")])[1:]:
             meant = f"; write a list, {several}"
         raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}{meant}')
     return Settings(select, tuple(f for f in FAMILIES if f in families), thorough)

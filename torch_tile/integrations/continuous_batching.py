@@ -16,8 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tile.integrations.serving import block_table_of_indices
-from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.nn.functional import attend_varlen, with_sinks
+from torch_tile.nn.functional import attend_varlen, text_of_cap, with_sinks
 
 Tensor = torch.Tensor
 
@@ -126,7 +125,7 @@ def attend_cached(
     pages = allocator.get_cache_for_block_table(layer)
     new = (x[0].transpose(0, 1).contiguous() for x in (key, value))
     torch.ops.tile.append_to_pages(*new, *pages, table, lengths, starts, most)
-    score = "" if softcap is None else soft_cap(softcap)
+    score = text_of_cap(softcap)
     paged = (q, *pages, table, lengths, starts, most, True, scale, window, 0, None, score)
     if sinks is None:
         alone: Tensor = torch.ops.tile.attention_paged(*paged)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits, renames
-from torch_tile.kernels.epilogue.program import soft_cap
-from torch_tile.nn.functional import with_sinks
+from torch_tile.diagnostics.arguments import Window, explains_misfits, renames
+from torch_tile.nn.functional import text_of_cap, with_sinks
 from torch_tile.ops import append_to_pages, attention_paged, attention_paged_lse, mla_decode_lse
 from torch_tile.ops.checks import require, require_value
 from torch_tile.runtime.launch_plan import has_memory
@@ -66,7 +65,7 @@ def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> 
 @named_here
 def paged_attention(
     query: Tensor, kv_cache: Cache, block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None = None,
-    max_query_len: int = 0, *, scale: float | None = None, causal: bool = True, window: int = 0, softcap: float = 0.0,
+    max_query_len: int = 0, *, scale: float | None = None, causal: bool = True, window: Window | None = 0, softcap: float | None = 0.0,
     sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, kv_dim: int = 1,
     heads_first: bool = False, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -81,8 +80,8 @@ def paged_attention(
         max_query_len: the most queries of a sequence, with query_start_loc only.
         scale: of the scores, default `D ** -0.5`.
         causal: each query sees the keys up to its own position.
-        window: how many keys a query sees, its own included (FlashAttention's `window_size[0] + 1`); 0 is all.
-        softcap: scores become `softcap * tanh(score / softcap)`; 0 leaves them.
+        window: how many keys a query sees, its own included (FlashAttention's `window_size[0] + 1`); 0 or None: all.
+        softcap: scores become `softcap * tanh(score / softcap)`; 0 and None leave them.
         sinks: `[H]`: logits that only enlarge each softmax's denominator.
         k_scale: float32, one element for all keys, or `[Hkv]`.
         v_scale: the same of values.
@@ -95,9 +94,9 @@ def paged_attention(
     keys, values = split_cache(kv_cache, kv_dim, heads_first)
     _require_max_query_len(query_start_loc, max_query_len)
     q = _with_queries(query, query_start_loc)
-    score = soft_cap(softcap) if softcap else ""
+    score, most = text_of_cap(softcap), int(window or 0)
     given = (
-        q, keys, values, block_table, seq_lens, query_start_loc, max_query_len, causal, scale, window, 0, None, score,
+        q, keys, values, block_table, seq_lens, query_start_loc, max_query_len, causal, scale, most, 0, None, score,
         _page_scale("k_scale", k_scale, keys), _page_scale("v_scale", v_scale, values),
     )  # fmt: skip
     if sinks is None:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, explains_misfits, names_parameters
-from torch_tile.nn.functional import attend, given_cache, rotate
+from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, Window, explains_misfits, names_parameters
+from torch_tile.nn.functional import attend, check_hidden_states, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
-from torch_tile.ops.checks import check_dims
 
 Tensor = torch.Tensor
 
@@ -30,7 +29,7 @@ class Attention(nn.Module):
         bias: whether q, k and v have one.
         output_bias: whether the output projection has one; default `bias`.
         causal: whether a position sees only itself and earlier ones.
-        window: if positive, it sees only that many, itself included.
+        window: if positive, it sees only that many, itself included; 0 and None mean all.
         qk_norm: whether queries and keys are normalised per head, as in Qwen3.
         eps: of these norms.
         scale: of the scores; default `head_dim ** -0.5`.
@@ -46,7 +45,7 @@ class Attention(nn.Module):
     @names_parameters
     def __init__(
         self, hidden_size: Count, num_heads: Count, num_kv_heads: Size | None = None, head_dim: Size | None = None, *,
-        bias: bool = False, output_bias: bool | None = None, causal: bool = True, window: Size = 0,
+        bias: bool = False, output_bias: bool | None = None, causal: bool = True, window: Window | None = 0,
         qk_norm: bool = False, eps: float = 1e-6, scale: float | None = None, layer_idx: int = 0,
         device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
     ) -> None:  # fmt: skip
@@ -62,7 +61,7 @@ class Attention(nn.Module):
                 f"hidden_size is {hidden_size}; it must be a multiple of num_heads {num_heads}, or give head_dim"
             )
         self.head_dim: int = head_dim or hidden_size // num_heads
-        self.causal, self.window, self.layer_idx = causal, window, layer_idx
+        self.causal, self.window, self.layer_idx = causal, int(window or 0), layer_idx
         self.scale: Any | float = self.head_dim**-0.5 if scale is None else scale
         self.q_proj: Linear = Linear(hidden_size, num_heads * self.head_dim, bias, **factory)
         self.k_proj: Linear = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **factory)
@@ -82,7 +81,7 @@ class Attention(nn.Module):
 
         Args:
             hidden_states: `[B, S, hidden_size]`.
-            position_embeddings: cos and sin, `[B or 1, S, head_dim]`; None for no rotation.
+            position_embeddings: cos and sin, `[B or 1, S, head_dim]` or `[S, head_dim]`; None for no rotation.
             attention_mask: None, or broadcastable to `[B, num_heads, S, keys]`, bool (True: visible) or floating
                 (added); it says everything, so `causal` and `window` do not apply beside it.
             cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`.
@@ -96,7 +95,7 @@ class Attention(nn.Module):
             TypeError: on a cache by another name.
         """
         cache = given_cache(cache, past_key_values, kwargs)
-        check_dims(type(self).__name__, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
+        check_hidden_states(self, hidden_states, self.q_proj)
         q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
         # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.
         q, k, v = (x.unflatten(-1, (x.shape[-1] // self.head_dim, self.head_dim)) for x in (q, k, v))

@@ -13,7 +13,7 @@ from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.nn.quantized import Frozen
-from torch_tile.ops.checks import check_tensors
+from torch_tile.ops.checks import check_device, check_floating, check_size, check_tensors
 
 E4M3 = torch.float8_e4m3fn
 RUN = 128  # columns of a float8 activation that share a scale
@@ -78,7 +78,7 @@ class Routes:
         return joined
 
 
-def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
+def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, features: int) -> None:
     """Check the tensors that experts are called with, and their shapes."""
     check_tensors("experts", hidden_states=hidden_states, top_k_index=top_k_index, top_k_weights=top_k_weights)
     if top_k_index.is_floating_point():
@@ -92,6 +92,9 @@ def _check(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) ->
         raise ValueError(
             f"hidden_states, top_k_index and top_k_weights have shapes {found}; expected [T, K] and twice [T, experts]"
         )
+    check_size("experts", "hidden_states", hidden_states, 1, features, "the columns of gate_up_proj")
+    check_floating("experts", hidden_states=hidden_states, top_k_weights=top_k_weights)
+    check_device("experts", "top_k_index", top_k_index, "hidden_states", hidden_states)
 
 
 class QuantizedExperts(Frozen):
@@ -147,7 +150,7 @@ class QuantizedExperts(Frozen):
 
         Experts with numbers that do not exist add nothing.
         """
-        _check(hidden_states, top_k_index, top_k_weights)
+        _check(hidden_states, top_k_index, top_k_weights, self.gate_up_proj.shape[2] * 8 // self.bits)
         routes = Routes.of(top_k_index, self.gate_up_proj.shape[0])
         rows, weights = routes.rows(hidden_states), top_k_weights.reshape(-1, 1)[routes.order]
         words, scales = self._halves(self.gate_up_proj), self._halves(self.gate_up_scales)
@@ -225,7 +228,7 @@ class Float8Experts(Frozen):
 
         Experts with numbers that do not exist add nothing.
         """
-        _check(hidden_states, top_k_index, top_k_weights)
+        _check(hidden_states, top_k_index, top_k_weights, self.gate_up_proj.shape[2])
         routes = Routes.of(top_k_index, self.gate_up_proj.shape[0])
         product: Any = _Float8GroupedProduct.apply
         both = product(routes.rows(hidden_states), self.gate_up_proj, self.gate_up_scales, routes.offsets)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping, Set
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from torch_tile.diagnostics.arguments import explains_misfits, renames
+from torch_tile.diagnostics.arguments import Window, explains_misfits, renames
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.ops.attention_common import check_batched
@@ -21,7 +22,7 @@ from torch_tile.ops.checks import (
     check_device,
     check_dims,
     check_floating,
-    check_vector,
+    check_size,
     require_value,
 )
 from torch_tile.ops.losses import is_in_autocast
@@ -34,7 +35,7 @@ _told: set[str] = set()
 @explains_misfits
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
-    window: int = 0, dropout: float = 0.0, softcap: float | None = None, sinks: Tensor | None = None,
+    window: Window | None = 0, dropout: float = 0.0, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
@@ -48,19 +49,22 @@ def attend(
             `causal` and `window`, not instead of them.
         causal: query `i` sees the keys `j <= i + Skv - Sq`.
         scale: of the scores; default `D ** -0.5`.
-        window: if positive, query `i` sees only the keys `j > i + Skv - Sq - window`.
+        window: if positive, query `i` sees only the keys `j > i + Skv - Sq - window`; 0 and None mean all.
         dropout: probability of dropping a weight.
-        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv:2408.00118).
-        sinks: `[H]`, a score of each head that takes part in the softmax and brings no value (arXiv:2309.17453).
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv:2408.00118); 0.0 and None mean no cap.
+        sinks: `[H]`, a score of each head that takes part in the softmax and brings no value (arXiv:2309.17453); or
+            one for all heads.
 
     Returns:
         `[B, H, Sq, Dv]` in q's dtype.
     """
-    offset = k.shape[2] - q.shape[2]
+    for name, x in (("q", q), ("k", k)):
+        check_dims("attend", name, x, 4, "[B, H, S, D]")
+    offset, window = k.shape[2] - q.shape[2], int(window or 0)
     if dropout:
         _warn_once("dropout")
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
-    cap = () if softcap is None else (None, soft_cap(softcap))
+    cap = None, text_of_cap(softcap)
     if sinks is None:
         out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, offset, *cap)
         return out
@@ -75,7 +79,7 @@ def attend(
 @renames(cu_seqlens_q="q_starts", cu_seqlens_k="k_starts", max_seqlen_q="most_queries", max_seqlen_k="most_keys")
 def attend_varlen(
     q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, most_queries: int, most_keys: int, *,
-    causal: bool = False, scale: float | None = None, window: int = 0, dropout: float = 0.0,
+    causal: bool = False, scale: float | None = None, window: Window | None = 0, dropout: float = 0.0,
     softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `attend` for sequences that lie one after the other; the last query of each is at its last key.
@@ -90,7 +94,7 @@ def attend_varlen(
         most_keys: that a sequence has.
         causal: as in `attend`, of each sequence, and so are the options that follow.
         scale: of the scores.
-        window: how many keys a query sees, 0 for all.
+        window: how many keys a query sees, 0 or None for all.
         dropout: probability of dropping a weight.
         softcap: bound of the scores.
         sinks: `[H]`.
@@ -98,12 +102,13 @@ def attend_varlen(
     Returns:
         `[Tq, H, Dv]` in q's dtype. Rows of no sequence are 0.
     """
+    window = int(window or 0)
     if dropout or _sinks_want_gradients(q, k, v, sinks):
         _warn_once("dropout" if dropout else SINKS)
         seen = visible(q_starts, k_starts, q.shape[0], k.shape[0], causal, window)
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return _plain(q, k, v, seen, False, scale, 0, dropout, softcap, sinks)[0].transpose(0, 1).contiguous()
-    score = "" if softcap is None else soft_cap(softcap)
+    score = text_of_cap(softcap)
     given = (q, k, v, q_starts, k_starts, most_queries, most_keys, causal, scale, window, None, score)
     if sinks is None:
         out: Tensor = torch.ops.tile.attention_varlen.default(*given)
@@ -114,7 +119,9 @@ def attend_varlen(
 
 @explains_misfits
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Return attention with sinks `[H]` from attention without, `[..., H, Dv]`, and its log-sum-exp `[..., H]`.
+    """Return attention with sinks, `[H]` or one for all, from attention without `[..., H, Dv]` and its log-sum-exp.
+
+    The log-sum-exp is `[..., H]`.
 
     With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
     """
@@ -130,7 +137,17 @@ def _check_sinks(sinks: Tensor, heads: int, like: Tensor) -> None:
     if not torch.compiler.is_compiling():
         check_floating("attention", sinks=sinks)
         check_device("attention", "sinks", sinks, "q", like)
-        check_vector("attention", "sinks", sinks, heads, "the heads of q")
+        check_broadcasts("attention", "sinks", sinks, [heads], "the heads of q")
+
+
+def text_of_cap(softcap: float | None) -> str:
+    """Return the text of a soft cap of scores, "" for None and 0."""
+    if not softcap:
+        return ""
+    require_value(
+        0 < softcap < math.inf, lambda: f"tile.attention: softcap is {softcap}; expected a positive number or None"
+    )
+    return soft_cap(softcap)
 
 
 def visible(q_starts: Tensor, k_starts: Tensor, queries: int, keys: int, causal: bool, window: int) -> Tensor:
@@ -157,6 +174,14 @@ LIKELY = 0.9  # how alike a keyword is to the one that was meant
 def _sinks_want_gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
     """Return whether sinks take part in training: the log-sum-exp of our kernels has no gradient."""
     return sinks is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, sinks))
+
+
+def check_hidden_states(layer: torch.nn.Module, hidden_states: Tensor, projection: torch.nn.Module) -> None:
+    """Check the input of an attention layer, `[B, S, hidden_size]`, which a projection takes."""
+    owner, size = type(layer).__name__, getattr(projection, "in_features", None)
+    check_dims(owner, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
+    if isinstance(size, int):
+        check_size(owner, "hidden_states", hidden_states, 2, size, "hidden_size")
 
 
 def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> Any:
@@ -208,7 +233,8 @@ def _plain(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (t.repeat_interleave(groups, dim=1).to(wide) for t in (k, v))
     scores = q.to(wide) @ k.mT * scale
-    if softcap is not None:
+    if softcap:
+        text_of_cap(softcap)  # refuses one that is not positive
         scores = softcap * torch.tanh(scores / softcap)
     i = torch.arange(sq, device=q.device)[:, None] + (skv - sq)
     j = torch.arange(skv, device=q.device)
@@ -220,7 +246,11 @@ def _plain(
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         _check_sinks(sinks, q.shape[1], q)
-        scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
+        scores = torch.cat(
+            [scores, sinks.to(wide).expand(q.shape[1])[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1
+        )
+    if not scores.shape[-1]:  # no key: a sum of nothing
+        return (scores @ v).to(q.dtype)
     empty = scores.amax(-1, keepdim=True) == float("-inf")
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     weights = torch.dropout(weights, dropout, dropout > 0)
@@ -233,7 +263,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
 
     Args:
         x: `[B, H, S, R]`.
-        cos: `[B, S, R]` or `[1, S, R]`, each angle twice: `cat([a, a])`.
+        cos: `[B, S, R]`, `[1, S, R]` or `[S, R]`, each angle twice: `cat([a, a])`.
         sin: as cos.
         interleaved: whether the pairs of x are `(0, 1), (2, 3), ...` instead of `(0, R/2), (1, R/2 + 1), ...`; the
             result has them in the second order either way.
@@ -245,9 +275,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
         check_dims("rotate", "x", x, 4, "[B, H, S, R]")
         check_floating("rotate", x=x, cos=cos, sin=sin)
         for name, angles in (("cos", cos), ("sin", sin)):
-            check_dims("rotate", name, angles, 3, "[B, S, R] or [1, S, R]")
+            if angles.dim() != 2:
+                check_dims("rotate", name, angles, 3, "[B, S, R], [1, S, R] or [S, R]")
+            if angles.shape[-2] > x.shape[2]:
+                fix = f"give the angles of x's positions, {name}[..., start : start + {x.shape[2]}, :]"
+                wanted = f"expected {x.shape[2]}, x's length: {fix}"
+                raise RuntimeError(f"rotate: {name} has {angles.shape[-2]} positions {list(angles.shape)}; {wanted}")
             check_broadcasts("rotate", name, angles, (x.shape[0], *x.shape[2:]), "[B, S, R] of x")
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     if interleaved:
         x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
     first, second = x.chunk(2, dim=-1)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters, renames
+from torch_tile.diagnostics.spelling import did_you_mean
 from torch_tile.kernels.epilogue.program import ACTIVATIONS, torch_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -20,7 +21,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: _KNOWN[nam
 def check_activation(name: str) -> str:
     """Return an activation's name. Raises ValueError if the ops have no such activation."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; it may be {', '.join(ACTIVATIONS)}")
+        near = did_you_mean(name, ACTIVATIONS)
+        raise ValueError(f"activation is {name!r}; it may be {', '.join(ACTIVATIONS)}{near}")
     return name
 
 
@@ -45,6 +47,7 @@ class Linear(nn.Linear):
         self.activation: str = check_activation(activation)
 
     @explains_misfits
+    @renames(x="input")
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Map `[..., K]` and a residual `[..., N]` to `[..., N]`."""
         out: torch.Tensor = torch.ops.tile.linear.default(input, self.weight, self.bias, residual, self.activation)

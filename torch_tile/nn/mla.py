@@ -10,10 +10,9 @@ from torch import nn
 
 from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.nn.attention import PagedLatents
-from torch_tile.nn.functional import attend, given_cache, rotate
+from torch_tile.nn.functional import attend, check_hidden_states, given_cache, rotate
 from torch_tile.nn.linear import Linear, is_product
 from torch_tile.nn.norm import RMSNorm
-from torch_tile.ops.checks import check_dims
 
 Tensor = torch.Tensor
 
@@ -89,7 +88,7 @@ class MLAAttention(nn.Module):
 
         Args:
             hidden_states: `[B, S, hidden_size]`.
-            position_embeddings: cos and sin, `[B or 1, S, R]`.
+            position_embeddings: cos and sin, `[B or 1, S, R]` or `[S, R]`.
             attention_mask: None, or broadcastable to `[B, H, S, keys]`, bool or floating; it then says everything,
                 causality included, and weights are not absorbed.
             cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
@@ -104,7 +103,7 @@ class MLAAttention(nn.Module):
             TypeError: on a cache by another name.
         """
         cache = given_cache(cache, past_key_values, kwargs)
-        check_dims(type(self).__name__, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
+        check_hidden_states(self, hidden_states, self.kv_a_proj_with_mqa)
         length = hidden_states.shape[1]
         q = hidden_states
         q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters
+from torch_tile.diagnostics.arguments import FloatDtype, Size, explains_misfits, names_parameters, renames
 from torch_tile.nn.linear import check_activation
 from torch_tile.ops.checks import check_tensors
 
@@ -63,6 +63,7 @@ class RMSNorm(nn.Module):
     gating = "none"  # "before": normalise x * silu(gate); "after": multiply the normalised row by silu(gate)
     gate_rounded = False  # whether silu and the product are rounded to x's dtype
 
+    @renames()
     def forward(self, *args: torch.Tensor | None, **named: torch.Tensor | None) -> torch.Tensor:
         """Map `[..., N]` to the same. Takes `x`, by position or name; replaced norms keep their names and gate."""
         x, gate = self._arguments(args, named)
@@ -134,6 +135,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__([last_dimension(normalized_shape)], eps, elementwise_affine, bias, device, dtype)
 
     @explains_misfits
+    @renames(x="input")
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `[..., N]` to `[..., N]`. Raises ValueError if torch's layer, which became this, has several."""
         last_dimension(self.normalized_shape)

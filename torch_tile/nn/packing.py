@@ -67,7 +67,7 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
 
     Returns words `[N, K / 2]` and scales `[N, K / group]` of float32, or float8_e8m0fnu for "e2m1".
 
-    Raises ValueError on an unknown format, or if `group` does not divide K.
+    Raises ValueError on an unknown format, for NaN and infinities, or if `group` does not divide K.
     """
     _check_matrix(weight)
     formats = kernels("gemm.dequant").FORMATS
@@ -78,6 +78,7 @@ def quantize_4bit(weight: Tensor, format: str, group: int) -> tuple[Tensor, Tens
     known = formats[format]
     runs = weight.detach().to(torch.float32).unflatten(-1, (-1, group))
     most = runs.abs().amax(-1)
+    check_finite("quantize_4bit", most)
     if known.scale == torch.float8_e8m0fnu:
         exponent = most.clamp_min(2.0**-125).log2().floor() - 2
         scales = exponent.exp2()
@@ -97,7 +98,7 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns words `[N, K / 2]`, whose first column is in the upper bits, scales `[N, K / 16]` and the scale `[1]` of
     float32. A weight is its number times both scales.
 
-    Raises ValueError if 16 does not divide K.
+    Raises ValueError if 16 does not divide K, and for NaN and infinities.
     """
     _check_matrix(weight)
     if weight.shape[-1] % 16:
@@ -105,12 +106,24 @@ def quantize_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     known = kernels("gemm.dequant").FORMATS["e2m1"]
     runs = weight.detach().to(torch.float32).unflatten(-1, (-1, 16))
     most = runs.abs().amax(-1)
+    check_finite("quantize_nvfp4", most)
     whole = (most.amax() / (known.largest * torch.finfo(torch.float8_e4m3fn).max)).reshape(1)
     whole = torch.where(whole > 0, whole, 1.0)
     scales = (most / known.largest / whole).to(torch.float8_e4m3fn)
     steps = scales.to(torch.float32) * whole
     numbers = runs / torch.where(steps > 0, steps, 1.0)[..., None]
     return pack_fields(_nearest(numbers, known).flatten(-2), BITS, high_first=True), scales, whole
+
+
+def check_finite(owner: str, weight: Tensor) -> None:
+    """Raise ValueError for a NaN or an infinity in a weight, or in the largest magnitudes of its runs."""
+    if torch.compiler.is_compiling() or not has_memory(weight) or not weight.numel():
+        return
+    most = weight.abs().amax()
+    if bool(most.isfinite()):
+        return
+    kind = "NaN" if bool(most.isnan()) else "an infinity"
+    raise ValueError(f"{owner}: weight holds {kind}; expected finite numbers: is the checkpoint loaded?")
 
 
 def _check_bytes(words: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_tile.diagnostics.arguments import FloatDtype, explains_misfits, names_parameters, renames
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import of_layer
-from torch_tile.nn.packing import quantize_4bit, quantize_nvfp4
+from torch_tile.nn.packing import check_finite, quantize_4bit, quantize_nvfp4
 from torch_tile.ops.checks import check_tensors, require
 from torch_tile.ops.layers import flattened
 
@@ -37,6 +37,7 @@ class Frozen(nn.Module):
         return found.view(x.dtype) if found.dtype == bits.dtype else x.to(found.device)
 
 
+WITH_BIAS = of_layer("none", True, False)  # made here: Dynamo warns of the cached function in a layer
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: torch converts only floats
 
 
@@ -141,7 +142,7 @@ class QuantizedLinear(Frozen):
         """Map `[..., K]` to `[..., N]`, in the input's dtype."""
         _check_features("QuantizedLinear", input, self.in_features)
         x = input if self.compute_dtype is None else input.to(self.compute_dtype)
-        aux, kinds, text = ([], "", "") if self.bias is None else ([self.bias], "r", of_layer("none", True, False))
+        aux, kinds, text = ([], "", "") if self.bias is None else ([self.bias], "r", WITH_BIAS)
         if self.whole_scale is not None:
             aux, kinds = [*aux, self.whole_scale], kinds + "s"
             text = f"s=mul(acc0,x{len(aux) - 1});" + ("v=add(s,x0);ret v" if self.bias is not None else "ret s")
@@ -194,8 +195,9 @@ class Float8Linear(Frozen):
     @classmethod
     @names_parameters
     def from_linear(cls, linear: nn.Linear) -> Float8Linear:
-        """Round a linear layer by the rows of its weight."""
+        """Round a linear layer by the rows of its weight. Raises ValueError for NaN and infinities."""
         _check_linear(linear)
+        check_finite("from_linear", linear.weight.detach())
         weight, scale = torch.ops.tile.quantize_fp8.default(linear.weight.detach(), 0, torch.float8_e4m3fn)
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach())
 
@@ -247,8 +249,9 @@ class Int8Linear(Frozen):
     @classmethod
     @names_parameters
     def from_linear(cls, linear: nn.Linear, threshold: float = 0.0) -> Int8Linear:
-        """Round a linear layer by the rows of its weight."""
+        """Round a linear layer by the rows of its weight. Raises ValueError for NaN and infinities."""
         _check_linear(linear)
+        check_finite("from_linear", linear.weight.detach())
         weight, scale = torch.ops.tile.quantize_int8.default(linear.weight.detach(), 0)
         return cls(weight, scale, None if linear.bias is None else linear.bias.detach(), threshold)
 

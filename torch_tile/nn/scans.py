@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_tile.diagnostics.arguments import explains_misfits, renames
-from torch_tile.ops.checks import check_dims
+from torch_tile.ops.checks import check_dims, check_size
 
 Tensor = torch.Tensor
 Run = Callable[..., Any]
@@ -49,6 +49,8 @@ def causal_conv1d_fn(
     """
     refuse("causal_conv1d_fn", final_states_out=final_states_out)
     check_dims("causal_conv1d_fn", "x", x, 3, "[B, D, L]")
+    check_dims("causal_conv1d_fn", "weight", weight, 2, "[D, W]")
+    check_size("causal_conv1d_fn", "weight", weight, 0, x.shape[1], "x's channels, as x is [B, D, L]")
     if seq_idx is not None:
         refuse("causal_conv1d_fn", initial_states=initial_states, return_final_states=return_final_states or None)
     before = None if initial_states is None else initial_states.transpose(1, 2)

@@ -123,7 +123,9 @@ def _refuse_size(
 
 
 def _transposed(name: str, tensor: torch.Tensor, dim: int, size: Size) -> str:
-    """Return what to write for a matrix whose other dimension has the size."""
+    """Return what to write for a matrix whose other dimension has the size, and for a batch of one."""
+    if tensor.dim() > 2 and dim == 0 and known_one(tensor.shape[0]):
+        return f": {name}.expand({size}{', -1' * (tensor.dim() - 1)})?"
     return f": {name}.mT?" if tensor.dim() == 2 and tensor.shape[1 - dim % 2] == size else ""
 
 

@@ -28,7 +28,7 @@ def cross_entropy_loss(
     Args:
         input: logits `[C]`, `[N, C]` or `[N, C, d1, ...]`; the kernel copies those whose classes are not the last
             dimension in memory.
-        target: class indices, input's shape without C; int64 or int32. Probabilities are refused with a TypeError.
+        target: class indices in input's shape without C; int64, int32, uint8. Probabilities are refused: TypeError.
         weight: `[C]`, of each class; it has no gradient.
         ignore_index: targets that do not count.
         reduction: "mean" (over the weights of targets that count), "sum" or "none".
@@ -41,7 +41,7 @@ def cross_entropy_loss(
     check_tensors("cross_entropy", input=input, target=target)
     if target.is_floating_point() and not input.is_floating_point():
         raise TypeError(f"cross_entropy: input has dtype {input.dtype}; expected floats: the input comes first")
-    _check("cross_entropy", target, reduction)
+    target = _checked("cross_entropy", target, reduction)
     logits = input.movedim(1, -1) if input.dim() > 2 else input
     loss, _ = torch.ops.tile.cross_entropy(logits, target, weight, ignore_index, label_smoothing, z_loss)
     found: torch.Tensor = reduced(loss, target, weight, ignore_index, reduction)
@@ -64,7 +64,7 @@ def linear_cross_entropy_loss(
     Args:
         input: `[..., K]`.
         linear_weight: `[C, K]`, maybe that of an embedding.
-        target: class indices `[...]`, int64 or int32. Probabilities are refused with a TypeError.
+        target: class indices `[...]`, int64, int32 or uint8. Probabilities are refused with a TypeError.
         linear_bias: `[C]`.
         weight: `[C]`, of each class; it has no gradient.
         reduction: "mean" (over the weights of targets that count), "sum" or "none".
@@ -82,7 +82,7 @@ def linear_cross_entropy_loss(
         raise TypeError(
             f"linear_cross_entropy: linear_weight has dtype {linear_weight.dtype}; expected floats: {order}"
         )
-    _check("linear_cross_entropy", target, reduction)
+    target = _checked("linear_cross_entropy", target, reduction)
     given = input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, z_loss, softcap
     wants = [x is not None and x.requires_grad for x in (input, linear_weight, linear_bias)]
     if reduction == "none" or not torch.is_grad_enabled() or not any(wants):
@@ -184,11 +184,12 @@ def check_reduction(name: str, reduction: str) -> None:
         raise ValueError(f"{name}: reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
 
 
-def _check(name: str, target: torch.Tensor, reduction: str) -> None:
-    """Check the reduction, and that target holds class indices."""
+def _checked(name: str, target: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Check the reduction, and that target holds class indices; widen those in bytes, which torch takes."""
     check_reduction(name, reduction)
     if target.is_floating_point():
         raise TypeError(f"{name}: target holds probabilities; give class indices, or call F.{name}")
+    return target.long() if target.dtype == torch.uint8 else target
 
 
 def reduced(loss: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:

@@ -92,6 +92,8 @@ def _refuse_unknown_keywords(model: Any, named: Mapping[str, Any]) -> None:
         return
     own = ("select", "options", "backward")
     for name in named:
+        if name == "families" and name not in parameters:
+            raise TypeError('explain: families is an option: write options={"families": ["norm", "gemm"]}')
         if name not in parameters:
             has = f"explain has {', '.join(own)}; the model has {', '.join(parameters) or 'none'}"
             raise TypeError(
@@ -115,10 +117,12 @@ def _refuse_missing_inputs(model: Any, args: tuple[Any, ...], named: Mapping[str
 
 def _options(select: str | None, options: Mapping[str, Any] | None, backward: bool) -> dict[str, Any]:
     """Return the backend's options for the arguments of `explain`, checked before the model runs."""
-    from torch_tile.inductor.settings import OPTIONS, parse_settings
+    from torch_tile.inductor.backend import split_options
 
     if not isinstance(backward, bool):
         raise TypeError(f"explain: backward is {backward!r}; expected True or False")
+    if select is not None and not isinstance(select, str):
+        raise TypeError(f"explain: select is {type(select).__name__}; expected 'tile' or 'fastest'")
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"explain: options is {options!r}; expected a dict, as {{'select': 'tile'}}")
     chosen = {"select": "tile"} if options is None else dict(options)
@@ -127,7 +131,7 @@ def _options(select: str | None, options: Mapping[str, Any] | None, backward: bo
             f"explain: select is {select!r}, and options has select {options['select']!r}; give one of both"
         )
     chosen |= {} if select is None else {"select": select}
-    parse_settings({name: value for name, value in chosen.items() if name in OPTIONS})
+    split_options(None, chosen)
     return chosen
 
 

@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.inductor.report import KEPT as KEPT, MISSED as MISSED, REPLACED as REPLACED
 from torch_tile.inductor.report.html import page
 from torch_tile.inductor.settings import FAMILIES
@@ -142,16 +143,19 @@ class Report:
     asked: str = "tile"
     of_eval: bool = False
 
+    @names_parameters
     def select(self, family: str | None = None, status: str | None = None) -> list[Row]:
         """Return the rows of one family, one status, or both. Raises ValueError for an unknown family."""
         if family is not None and family not in {*FAMILIES, *(r.family for r in self.rows)}:
             raise ValueError(f"Report: family is {family!r}; expected one of {', '.join(FAMILIES)}")
         return [r for r in self.rows if family in (None, r.family) and status in (None, r.status)]
 
+    @names_parameters
     def replaced(self, family: str | None = None) -> list[Row]:
         """Return the rows of subgraphs that became tile kernels."""
         return self.select(family, REPLACED)
 
+    @names_parameters
     def missed(self, family: str | None = None) -> list[Row]:
         """Return the rows of subgraphs of a known family that did not match, each with its reason."""
         return self.select(family, MISSED)
@@ -221,9 +225,13 @@ class Report:
         """Return the report as one self-contained HTML page: source lines, times, schedules, reasons."""
         return page(self, title)
 
+    @names_parameters
     def save(self, path: str | Path) -> Path:
         """Write `html()` to a file; returns its path. Raises ValueError for a name of another kind of file."""
         path = Path(path)
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            why = "is a folder; give a file in it" if path.is_dir() else "is in a folder that is not there"
+            raise ValueError(f"Report.save: path {path} {why}")
         if path.suffix.lower() not in (".html", ".htm", ""):
             raise ValueError(f"Report.save: path ends in {path.suffix!r}, and the page is HTML; expected '.html'")
         path.write_text(self.html(), encoding="utf-8")

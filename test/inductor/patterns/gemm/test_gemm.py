@@ -182,8 +182,8 @@ def test_sums_of_many_products(agrees, generator):
     assert len(report.replaced("gemm")) >= 7, report
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
-def test_the_error_for_integer_operands_is_torchs(dtype, caplog):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float16, torch.float64])
+def test_the_error_for_operands_of_another_dtype_is_torchs(dtype, caplog):
     with pytest.raises(RuntimeError, match=r"dtype|floating"):
         torch_tile.explain(nn.Linear(8, 8), torch.ones(2, 8, dtype=dtype))
     assert "its subgraphs are left to Inductor" not in caplog.text

@@ -45,9 +45,13 @@ def match(context: Context) -> None:
 def wrong_dtype(product: Node) -> Miss | None:
     """Return a Miss if no kernel has the dtype of the product or of an operand, else None."""
     factors = [x for x in product.args if isinstance(x, Node) and is_tensor(x)]
-    tensors = (product, *(factors if is_call(product, *epilogue.PRODUCTS) else factors[:2]))
+    is_plain = is_call(product, *epilogue.PRODUCTS)  # what is added comes first; a grouped product has its ends behind
+    both = factors[-2:] if is_plain else factors[:2]
+    tensors = (product, *(factors if is_plain else both))
     wrong = next((dtype(x) for x in tensors if dtype(x) not in FLOATING), None)
     if wrong is None:
+        if len({dtype(x) for x in both}) > 1:  # eager torch refuses it, while torch's fake kernels do not
+            return Miss("operands of two dtypes", "cast both operands to one dtype")
         return None
     return Miss(f"no kernel for {wrong}", "cast both operands to bfloat16, float16, float32 or float64")
 
