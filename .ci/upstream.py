@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs TileLang's own test functions and example scripts on torch_tile, each with a time limit.
 
-Usage: pip download --no-deps --no-binary :all: tilelang==0.1.14, then unpack it; on a machine with a GPU:
-       python .ci/upstream.py tests ROOT OUT.tsv        # testing/python, a line for each parametrisation
-       python .ci/upstream.py examples ROOT OUT.tsv     # the tests of the examples
-       python .ci/upstream.py scripts ROOT OUT.tsv      # the examples as programs
+Usage: python .ci/upstream.py KIND ROOT OUT.tsv
+
+ROOT is the unpacked sdist. KIND is `tests` (of testing/python), `examples` (the tests of the examples), or `scripts`
+(the examples as programs). A GPU is needed.
 
 OUT.tsv has a line for each case: status, seconds, name, and the words of what stopped it. Files run under
 `compat.install()`. A child process runs each share of a file. An error of CUDA ends the child, and another goes on.
