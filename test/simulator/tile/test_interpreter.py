@@ -355,3 +355,23 @@ def attention(dim, block_m, block_n):
             T.copy(o, O[bx * block_m, 0])
 
     return kernel
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_roles_are_refused_with_their_line(by_hand):
+    @T.prim_func
+    def kernel(a: T.Tensor((64,), "float32"), b: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((64,), "float32")
+            if by_hand:
+                if T.get_thread_binding() < 128:
+                    T.copy(a, tile)
+            else:
+                with T.ws(0):
+                    T.copy(a, tile)
+            T.copy(tile, b)
+
+    with pytest.raises(TileError, match="the interpreter of tiles") as caught:
+        run(kernel, torch.zeros(64), torch.zeros(64))
+    (found,) = caught.value.diagnostics
+    assert found.code == "unsupported_on_target" and found.span is not None

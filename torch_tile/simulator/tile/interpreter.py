@@ -24,7 +24,7 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType, int64, rounded_tensor
 from torch_tile.ir.expr import Call, Expr, Load
-from torch_tile.ir.node import Node, walk
+from torch_tile.ir.node import Node, find, walk
 from torch_tile.simulator.interpret import bind
 from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned, tensor_at
 from torch_tile.simulator.simt.cluster import concurrent_blocks
@@ -57,12 +57,17 @@ def _nothing(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
-    """Return a diagnostic if a kernel names the running thread, which the tile interpreter does not have."""
+    """Return a diagnostic if a kernel names the running thread or has roles, as a tile has no threads."""
+    target = "the interpreter of tiles"
+    role = next(find(kernel, st.Role), None)
+    if role is not None:
+        what = "T.ws, or a branch by the thread's number," if role.by_hand else "T.role"
+        fix = "let all threads do the same, or compile for a CUDA target and run its `interpret`"
+        return [diagnose("unsupported_on_target", role.span, what=what, target=target, fix=fix)]
     if kernel.thread is None or not any(n is kernel.thread or _is_exchange(n) for n in walk(kernel.body)):
         return []
     fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
-    what, target = "T.get_thread_binding", "the interpreter of tiles"
-    return [diagnose("unsupported_on_target", kernel.span, what=what, target=target, fix=fix)]
+    return [diagnose("unsupported_on_target", kernel.span, what="T.get_thread_binding", target=target, fix=fix)]
 
 
 def _is_exchange(node: Node) -> bool:
