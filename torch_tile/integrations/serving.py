@@ -65,7 +65,8 @@ def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> 
 @named_here
 def paged_attention(
     query: Tensor, kv_cache: Cache, block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None = None,
-    max_query_len: int = 0, *, scale: float | None = None, causal: bool = True, window: Window | None = 0, softcap: float | None = 0.0,
+    max_query_len: int = 0, *, scale: float | None = None, causal: bool = True, window: Window | None = 0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, kv_dim: int = 1,
     heads_first: bool = False, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
