@@ -205,7 +205,7 @@ def test_scores_that_grow_along_the_sequence(slope, engine, check):
 
 def test_latents_too_wide_for_hoppers_tiles(problems, check):
     """What runs there runs on other GPUs, too: fewer rows to a block, thread by thread."""
-    spec = Spec(torch.float16, 1024, 64, False, False, True, 8)
+    spec = Spec(torch.float16, 1024, 64, 0, False, True, 8)
     config = config_for(spec, Problem(1, 32, 50), Machine(Target("cuda", 90), 132))
     kernel = flash_mla.on(Target("cuda", 90))(config, spec)
     shapes = ((1, n, d) for n in (32, 50) for d in (1024, 64))

@@ -2,6 +2,7 @@
 """By the interpreter of threads, which looks for races and missing waits; on CPUs there is no such kernel."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,11 +20,11 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 
 TURNS = HOPPER[0]
-FORMS = {  # dtype, latent, paged
-    "float16": (torch.float16, 512, False),
-    "bfloat16": (torch.bfloat16, 256, False),
-    "paged": (torch.bfloat16, 512, True),
-    "paged_narrow": (torch.float16, 128, True),
+FORMS = {  # dtype, latent, positions of a page
+    "float16": (torch.float16, 512, 0),
+    "bfloat16": (torch.bfloat16, 256, 0),
+    "paged": (torch.bfloat16, 512, 64),
+    "paged_narrow": (torch.float16, 128, 192),
 }
 in_threads = pytest.mark.parametrize("engine", ["threads"], indirect=True)
 
@@ -117,10 +118,21 @@ def test_the_assembler_has_nothing_to_say(spec):
         assert not any(r.spills for r in kernel.resources.values()), (made, case)
 
 
+@pytest.mark.parametrize("page", [64, 192])
+def test_first_copies_wait_for_one_load(page):
+    """The producer looks up no page of a next pair before it copies the first pair, nor divides by the splits."""
+    spec = Spec(torch.bfloat16, 512, 64, page, False, True, 8, False)
+    text = flash_mla_hopper.on(Target("cuda", 90))(replace(TURNS, split=True), spec).source
+    producer = text[text.index("tile::set_registers<24, false>") : text.index("tile::set_registers<240")]
+    before, copies = producer.split("tma_load(", 1)
+    assert before.count("others_0[") == 2 and copies.count("others_0[") == 2
+    assert "q_map" not in producer and not re.search(r"floordiv[^;]*splits", before)
+
+
 @pytest.mark.slow
 def test_each_wait_and_arrival_is_needed():
     """Only the last pair lets left halves go for nobody; what the compiler adds is tested elsewhere."""
-    spec = Spec(torch.float16, 128, 64, False, False, True, 8, False)
+    spec = Spec(torch.float16, 128, 64, 0, False, True, 8, False)
     kernel = flash_mla_hopper.on(Target("cuda", 90))(TURNS, spec)
     length = torch.tensor([443], dtype=torch.int32)
     q, q_pe, kv, k_pe = (torch.randn(1, n, d).half() for n, d in ((64, 128), (64, 64), (480, 128), (480, 64)))

@@ -15,7 +15,7 @@ GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 1
 @pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_tiles_fit(machine, dtype):
-    spec = Spec(dtype, 512, 64, False, False, True)
+    spec = Spec(dtype, 512, 64, 0, False, True)
     for rows in (1, 16, 32, 128):
         config = config_for(spec, Problem(64, rows, 4096), machine)
         bytes_held = (config.block_h + config.stages * config.block_kv) * 576 * dtype.itemsize
@@ -23,20 +23,20 @@ def test_tiles_fit(machine, dtype):
 
 
 def test_deepseek_on_hopper_takes_64_heads():
-    spec = Spec(torch.bfloat16, 512, 64, False, False, True)
+    spec = Spec(torch.bfloat16, 512, 64, 0, False, True)
     config = config_for(spec, Problem(64, 128, 4096), GPUS[2])
     assert (config.block_h, config.block_kv, config.split) == (64, 64, False)
 
 
 @pytest.mark.parametrize("latent", [512, 640, 1024])
 def test_latents_too_wide_for_hoppers_tiles_have_those_of_others(latent):
-    spec = Spec(torch.bfloat16, latent, 64, False, False, True, 8)
+    spec = Spec(torch.bfloat16, latent, 64, 0, False, True, 8)
     config = config_for(spec, Problem(64, 128, 4096), GPUS[2])
     assert config is not None and (config.block_h == 64) == (latent == 512)
 
 
 def test_long_caches_are_shared_out():
-    spec = Spec(torch.bfloat16, 512, 64, False, False, True)
+    spec = Spec(torch.bfloat16, 512, 64, 0, False, True)
     for machine in (CPU, GPUS[2]):
         few, many = Problem(1, 128, 100_000), Problem(1000, 128, 100_000)
         assert config_for(spec, few, machine).split
@@ -49,7 +49,7 @@ def test_long_caches_are_shared_out():
 @pytest.mark.parametrize("heads, batch, splits", [(16, 64, 2), (16, 33, 4), (16, 128, 1), (128, 16, 4), (64, 64, 2)])
 def test_shares_fill_a_wave_and_start_no_second(heads, batch, splits):
     """Three shares of 64 sequences would be a wave and a half, which takes as long as two."""
-    spec = Spec(torch.float16, 512, 64, False, False, True, 8)
+    spec = Spec(torch.float16, 512, 64, 0, False, True, 8)
     problem = Problem(batch, heads, 8192)
     config = config_for(spec, problem, GPUS[2])
     assert splits_for(config, problem, GPUS[2]) == splits
@@ -59,7 +59,7 @@ def test_shares_fill_a_wave_and_start_no_second(heads, batch, splits):
 @pytest.mark.parametrize("latent", [512, 1024])  # by turns, and not
 def test_no_split_is_empty(latent, problems):
     """An empty one would leave a part to join."""
-    spec = Spec(torch.bfloat16, latent, 64, False, False, True, 8)
+    spec = Spec(torch.bfloat16, latent, 64, 0, False, True, 8)
     for _ in range(200):
         problem = Problem(
             problems.random.randint(1, 70), problems.random.randint(17, 300), problems.random.randint(1, 40000)
@@ -73,7 +73,7 @@ def test_no_split_is_empty(latent, problems):
 
 @pytest.mark.parametrize("split", [True, False])
 def test_blocks_of_positions_are_each_in_one_split(split, problems):
-    spec, config = Spec(torch.bfloat16, 512, 64, False, False, True, 8), Config(64, 64, split=split)
+    spec, config = Spec(torch.bfloat16, 512, 64, 0, False, True, 8), Config(64, 64, split=split)
     for _ in range(200):
         length = problems.pick(0, 1, 64, 65, 2**31 - 1, problems.random.randint(0, 3000))
         splits = problems.random.randint(1, 40) if split else 1

@@ -267,12 +267,12 @@ def run(
     problem = Problem(batch, q_len * heads, positions)
     if config is None and typical(problem).batch <= EVENLY_SPLIT:
         schedule = None
-    spec = _spec_of(q, q_pe, kv, k_pe, out, machine, block_table is not None, seq_lens is None, scale)
+    spec = _spec_of(q, q_pe, kv, k_pe, out, machine, 0 if block_table is None else kv.shape[1], seq_lens is None, scale)
     spec = replace(spec, packed=scales is not None, listed=indices is not None)
     config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         return False
-    spec = replace(spec, gathered=spec.paged and kv.shape[1] % config.block_kv != 0)
+    spec = replace(spec, gathered=spec.page % config.block_kv != 0)
     others = [] if indices is None else [indices.contiguous()]
     others += [] if scales is None else [scales]
     others += [] if block_table is None else [dense_last(block_table)]
@@ -307,13 +307,13 @@ def run(
 
 def _spec_of(
     q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, out: torch.Tensor, machine: Machine,
-    paged: bool, whole: bool, scale: float,
+    page: int, whole: bool, scale: float,
 ) -> Spec:  # fmt: skip
     """Return the facts that a kernel for these tensors is compiled for."""
     latent, rotary = q.shape[3], q_pe.shape[3]
     vector = vector_of((q, q_pe, k_pe, out), (latent, rotary)) if machine.is_gpu else 1
     if machine.is_gpu and vector_of((kv,), (latent,)) == 1:
         vector = 1
-    gathered = paged and kv.shape[1] % 64 != 0
+    gathered = page % 64 != 0
     fuses = machine.is_gpu and q.dtype != torch.float64
-    return Spec(q.dtype, latent, rotary, paged, gathered, scale > 0, vector, whole, fuses)
+    return Spec(q.dtype, latent, rotary, page, gathered, scale > 0, vector, whole, fuses)

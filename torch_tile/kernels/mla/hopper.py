@@ -9,7 +9,8 @@ The second does so for the second tile. Each adds both tiles, weighted, to its h
     second             scores 1  | sums += 0, right; weights 1 | sums += 1, right | scores 1 of the next pair
 
 A half of a tile that has been added is free for the copies of a third warpgroup. The next tile comes meanwhile. The
-division of work is that of FlashMLA's authors (their notes of April 2025); the order within a pair is our own.
+first warpgroup copies the queries, so that the third one begins with positions. The division of work is that of
+FlashMLA's authors (their notes of April 2025); the order within a pair is our own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch_tile.kernels.attention.softmax import base_of, factor_of
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
-from torch_tile.kernels.mla.spec import Config, Spec
-from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, hide, store_through
+from torch_tile.kernels.mla.spec import MOST_SPLITS, Config, Spec
+from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, Steps, hide, store_through
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 FIRST, SECOND = 1, 2  # barriers: the weights of the first or second tile of a pair are there
@@ -134,7 +135,7 @@ class SoftmaxState:
 @dataclass(frozen=True, eq=False)
 class PingPong:
     """The ping-pong schedule of both warpgroups over a block's rows and tiles of positions. A block has rows from
-    `row` on, and positions below `limit` from tile `begin` on; it has had `done` pairs of tiles before.
+    `row` on, and positions below `limit` in the pairs of tiles of `steps`.
 
     Row r is one of query r // heads, which sees positions up to `reach` and its number; the block's first query those
     up to `first_own`. The maxima go from one warpgroup to the other in `shared_max`, weights in `shared_probs`.
@@ -144,7 +145,7 @@ class PingPong:
     halves: Halves
     shared_probs: Sequence[Any]
     shared_max: Sequence[Any]
-    begin: Any
+    steps: Steps
     limit: Any
     reach: Any
     first_own: Any
@@ -156,7 +157,7 @@ class PingPong:
     def update_row_max(self, state: SoftmaxState, pair: Any, tile: int) -> None:
         """Mask the positions of a tile that are not visible, and update the row maxima."""
         keys = state.scores.shape[1]
-        first = (self.begin + 2 * pair + tile) * keys
+        first = (self.steps.begin + self.steps.stride * pair + tile) * keys
         if self.spec.needs_mask(first, keys, self.limit, self.first_own):
             hide(self.spec, state.scores, first, self.limit, self.reach, self.heads, self.row, self.scale)
             self.halves.clear(tile, first, self.limit)
@@ -181,8 +182,11 @@ class PingPong:
         state.rescale_row_sum()
 
     @T.macro
-    def first_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
-        """Run the first warpgroup. Its scores of the next pair begin behind the last sums of this pair."""
+    def first_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], done: Any) -> None:
+        """Run the first warpgroup. Its scores of the next pair begin behind the last sums of this pair. It has had
+        `done` pairs of tiles before.
+        """
+        pairs = self.steps.pairs
         self.halves.multiply(0, done, queries, state.scores, True)
         self.halves.multiply(1, done, queries, state.scores, False)
         T.wait_wgmma(0)
@@ -198,9 +202,9 @@ class PingPong:
         self.halves.release(2)
 
     @T.macro
-    def second_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], pairs: Any, done: Any) -> None:
+    def second_warpgroup(self, state: SoftmaxState, queries: Sequence[Any], done: Any) -> None:
         """Run the second warpgroup, which computes its weights while it adds the first tile."""
-        for pair in T.serial(pairs):
+        for pair in T.serial(self.steps.pairs):
             self.halves.multiply(3, done + pair, queries, state.scores, True)
             self.halves.multiply(2, done + pair, queries, state.scores, False)
             T.sync_threads(FIRST, BOTH)
@@ -222,20 +226,23 @@ class PingPong:
             self.halves.release(3)
 
 
-def piece_of(
-    config: Config, spec: Spec, work_items: Any, lengths: Sequence[Any], covered: Any, splits: Any, split: Any, at: Any,
-    number: Any,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return the length of a block's sequence, and its range of tiles. A schedule is read at the piece's number."""
-    length = T.clamp(lengths[0][at], 0, covered) if lengths else covered
+def length_of(lengths: Sequence[Any], covered: Any, at: Any) -> Any:
+    """Return the number of positions of a sequence."""
+    return T.clamp(lengths[0][at], 0, covered) if lengths else covered
+
+
+def steps_of(config: Config, work_items: Any, length: Any, splits: Any, split: Any, number: Any) -> Steps:
+    """Return the pairs of tiles of a block. A schedule is read at the piece's number.
+
+    Splits take pairs in turns, so that they know their first one without a length. Those of an empty range have one
+    pair without visible positions.
+    """
     if work_items:
-        return length, *work_items.blocks(split, number, config.block_kv, length)
-    return length, *spec.key_blocks(config, length, splits, split)
-
-
-def pairs_of(begin: Any, end: Any) -> Any:
-    """Return the number of pairs of tiles, at least one. An empty range gives one pair without visible positions."""
-    return T.max(T.ceildiv(end - begin, 2), 1)
+        begin, end = work_items.blocks(split, number, config.block_kv, length)
+        return Steps(begin, 2, end, T.max(T.ceildiv(end - begin, 2), 1))
+    first, stride = (T.min(split, MOST_SPLITS), T.min(splits, MOST_SPLITS)) if config.split else (0, 1)
+    pairs = T.ceildiv(T.ceildiv(length, 2 * config.block_kv) - first, stride)
+    return Steps(2 * first, 2 * stride, T.ceildiv(length, config.block_kv), T.max(pairs, 1))
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -294,28 +301,30 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                 done = T.alloc_var("int32", 0)
                 for number in T.serial(work_items.pieces(split)) if work_items else (0,):
                     at = work_items.sequence(split, number) if work_items else bz
-                    if work_items:
-                        T.mbarrier_wait_parity(q_free, (number + 1) % 2)
-                    for n in T.unroll(latent // PANEL, unroll_factor=1):
-                        T.tma_copy(q[at, bx * rows, n * PANEL], q_tile[:, n * PANEL : (n + 1) * PANEL], barrier=q_full)
-                    if T.shuffle_elect(128):
-                        T.mbarrier_arrive(q_full)
-                    # After the queries, which need not wait for a length.
-                    _, begin, end = piece_of(config, spec, work_items, lengths, covered, splits, split, at, number)
-                    halves.load_pairs((kv, k_pe), table, at, begin, pairs_of(begin, end), done)
-                    done += pairs_of(begin, end)
+                    length = length_of(lengths, covered, at)
+                    steps = steps_of(config, work_items, length, splits, split, number)
+                    halves.load_pairs((kv, k_pe), table, at, steps, done)
+                    done += steps.pairs
             for side in [0, 1]:
                 with T.ws(side):
                     T.inc_max_nreg(240)
                     done = T.alloc_var("int32", 0)
                     for number in T.serial(work_items.pieces(split)) if work_items else (0,):
                         at = work_items.sequence(split, number) if work_items else bz
-                        length, begin, end = piece_of(
-                            config, spec, work_items, lengths, covered, splits, split, at, number
-                        )
-                        limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
+                        if side == 0:  # not by the producer, which so has its first tile sooner
+                            if work_items:
+                                T.mbarrier_wait_parity(q_free, (number + 1) % 2)
+                            for n in T.unroll(latent // PANEL, unroll_factor=1):
+                                part = q_tile[:, n * PANEL : (n + 1) * PANEL]
+                                T.tma_copy(q[at, bx * rows, n * PANEL], part, barrier=q_full)
+                            if T.shuffle_elect(128):
+                                T.mbarrier_arrive(q_full)
+                        length = length_of(lengths, covered, at)
+                        steps = steps_of(config, work_items, length, splits, split, number)
+                        # The second tile of the last pair may begin past the share.
+                        limit = T.min(length, steps.end * keys)
                         reach = length - q_len
-                        known = begin, limit, reach, reach + (bx * rows) // heads, heads, bx * rows, scale
+                        known = steps, limit, reach, reach + (bx * rows) // heads, heads, bx * rows, scale
                         ping_pong = PingPong(spec, halves, shared_probs, shared_max, *known)
                         queries = [q_tile]
                         for c in list(range(0, spec.rotary, PANEL)):
@@ -325,10 +334,10 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                         state.begin()
                         T.mbarrier_wait_parity(q_full, number % 2)
                         if side == 0:
-                            ping_pong.first_warpgroup(state, queries, pairs_of(begin, end), done)
+                            ping_pong.first_warpgroup(state, queries, done)
                         else:
-                            ping_pong.second_warpgroup(state, queries, pairs_of(begin, end), done)
-                        done += pairs_of(begin, end)
+                            ping_pong.second_warpgroup(state, queries, done)
+                        done += steps.pairs
                         state.combine_row_sums(ends, side, scale if spec.folded else 1.0)
                         first_owner, last_owner = work_items.owners(at) if work_items else (0, 0)
                         if first_owner >= last_owner:

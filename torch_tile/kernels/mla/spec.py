@@ -48,17 +48,17 @@ class Config:
 class Spec:
     """Facts that a kernel is compiled for, besides its `Config`.
 
-    The dtype, both widths, and whether the cache is paged. If it is, whether a tile of positions may reach over several
-    pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
-    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`: sums in
-    float32, on a machine that makes a product and a sum in one instruction. `packed`: positions are bytes of float8,
-    scales and bfloat16 (packed.py). `listed`: each query sees the positions that a list names.
+    The dtype, both widths, and the positions of a page: 0 for a contiguous cache. `gathered`: a tile of positions may
+    reach over several pages. `folded`: the scale is positive and applied inside the exponent. Rows of the operands and
+    of the result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache. `fuses`:
+    sums in float32, on a machine that makes a product and a sum in one instruction. `packed`: positions are bytes of
+    float8, scales and bfloat16 (packed.py). `listed`: each query sees the positions that a list names.
     """
 
     dtype: torch.dtype
     latent: int
     rotary: int
-    paged: bool
+    page: int
     gathered: bool
     folded: bool
     vector: int = 1
@@ -66,6 +66,11 @@ class Spec:
     fuses: bool = True
     packed: bool = False
     listed: bool = False
+
+    @property
+    def paged(self) -> bool:
+        """Return whether a table says where pages of positions lie."""
+        return self.page > 0
 
     @property
     def one_by_one(self) -> bool:
@@ -79,24 +84,27 @@ class Spec:
 
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
         """Return the first two sizes of the cache, the table's type if paged, and the number of positions."""
-        pages, page, table_len = T.dynamic("pages, page, table_len")
+        pages, length, table_len = T.dynamic("pages, length, table_len")
         if self.paged:
-            return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
-        return (batch, page), [], page
+            return (pages, self.page), [strided("block_table", (batch, table_len), torch.int32)], table_len * self.page
+        return (batch, length), [], length
 
     def place(self, cache: Any, table: Sequence[Any], sequence: Any, tile: Any, keys: int) -> tuple[Any, Any]:
         """Return the cache indices of a tile of `keys` positions, which divide a page. Gathered caches have none."""
         if not self.paged:
             return sequence, tile * keys
-        each = cache.shape[1] // keys
-        return self.page(cache, self.entry(table, sequence, tile // each)), tile % each * keys
+        return self.slab(cache, self.entry(table, sequence, tile, keys)), self.row(tile, keys)
 
-    def entry(self, table: Sequence[Any], sequence: Any, column: Any) -> Any:
-        """Return the table's entry for a sequence's page, right or wrong; contiguous caches have one a sequence."""
-        return table[0][sequence, column] if self.paged else sequence
+    def row(self, tile: Any, keys: int) -> Any:
+        """Return the row of its page, or of a contiguous cache, in which a tile of `keys` positions begins."""
+        return tile % (self.page // keys) * keys if self.paged else tile * keys
 
-    def page(self, cache: Any, entry: Any) -> Any:
-        """Return the page that an entry means. It is one of the cache's."""
+    def entry(self, table: Sequence[Any], sequence: Any, tile: Any, keys: int) -> Any:
+        """Return the table's entry for a tile's page, right or wrong; contiguous caches have one a sequence."""
+        return table[0][sequence, tile // (self.page // keys)] if self.paged else sequence
+
+    def slab(self, cache: Any, entry: Any) -> Any:
+        """Return the page that an entry means, or the sequence. It is one of the cache's."""
         return T.clamp(entry, 0, cache.shape[0] - 1) if self.paged else entry
 
     def needs_mask(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:

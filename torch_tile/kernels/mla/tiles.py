@@ -45,9 +45,9 @@ class Positions:
         """Return the cache's indices of a position, some that exist for one that does not."""
         if not self.spec.paged:
             return self.owner, T.clamp(position, 0, cache.shape[1] - 1)
-        table, page_size = self.table[0], cache.shape[1]
-        column = T.clamp(position // page_size, 0, table.shape[1] - 1)
-        return T.clamp(table[self.owner, column], 0, cache.shape[0] - 1), T.max(position, 0) % page_size
+        table, page = self.table[0], self.spec.page
+        column = T.clamp(position // page, 0, table.shape[1] - 1)
+        return T.clamp(table[self.owner, column], 0, cache.shape[0] - 1), T.max(position, 0) % page
 
 
 @T.macro
@@ -133,6 +133,18 @@ ORDER = (0, 1), (3, 2)  # in which halves of either tile become free
 
 
 @dataclass(frozen=True, eq=False)
+class Steps:
+    """The pairs of tiles that a block takes: the first one begins with tile `begin`, each next one `stride` tiles
+    later, before tile `end`. There are `pairs`, at least one.
+    """
+
+    begin: Any
+    stride: Any
+    end: Any
+    pairs: Any
+
+
+@dataclass(frozen=True, eq=False)
 class Halves:
     """Two tiles of positions in halves by columns, 0 to 3: left and right of the first, left and right of the second.
 
@@ -145,6 +157,11 @@ class Halves:
     tiles: Sequence[Any]
     full: Sequence[Any]
     free: Any
+
+    @property
+    def keys(self) -> int:
+        """Return the positions of a tile."""
+        return int(self.tiles[0].shape[0])
 
     def panels(self, half: int) -> list[int]:
         """Return the numbers of the panels of a half."""
@@ -177,35 +194,26 @@ class Halves:
                 T.mbarrier_arrive(full[n])
 
     @T.macro
-    def load_pairs(
-        self, caches: Sequence[Any], table: Sequence[Any], at: Any, begin: Any, pairs: Any, done: Any
-    ) -> None:
-        """Load pairs of tiles of sequence `at` from tile `begin` on. The page of a tile is looked up one pair ahead.
+    def load_pairs(self, caches: Sequence[Any], table: Sequence[Any], at: Any, steps: Steps, done: Any) -> None:
+        """Load the pairs of tiles of sequence `at`. The block has loaded `done` pairs before. The first pair is loaded
+        whatever the sequence's length.
 
-        The tile to look up next has its page in `column` of the table, and begins at `row` there.
+        Look up entries of the table behind the copies of the pair before. The assembler waits for them at once.
         """
-        spec, page_size = self.spec, caches[0].shape[1]
-        each = page_size // self.tiles[0].shape[0] if spec.paged else 1
-        column = T.alloc_var("int32", begin // each)
-        row = T.alloc_var("int32", (begin % each if spec.paged else begin) * self.tiles[0].shape[0])
-        pages, rows = ([T.alloc_var("int32") for _ in ORDER] for _ in range(2))
-        for page, first in zip(pages, rows, strict=True):
-            page, first = spec.entry(table, at, column), row
-            column, row = self.behind(column, row, page_size)
-        for pair in T.serial(pairs):
-            for order, page, first in zip(ORDER, pages, rows, strict=True):
-                place = T.alloc_var("int32", spec.page(caches[0], page)), T.alloc_var("int32", first)
-                page, first = spec.entry(table, at, column), row
-                column, row = self.behind(column, row, page_size)
+        tile, number = T.alloc_var("int32", steps.begin), T.alloc_var("int32", done)
+        pages = [T.alloc_var("int32", self.spec.entry(table, at, tile + n, self.keys)) for n in range(len(ORDER))]
+        more = T.alloc_var("int32", 1)
+        while more != 0:
+            for n, (order, page) in enumerate(zip(ORDER, pages, strict=True)):
+                slab = T.alloc_var("int32", self.spec.slab(caches[0], page))
+                row = T.alloc_var("int32", self.spec.row(tile + n, self.keys))
                 for half in order:
-                    self.load(caches, place, half, done + pair)
-
-    def behind(self, column: Any, row: Any, page_size: Any) -> tuple[Any, Any]:
-        """Return the place of the tile behind one. It is found by a sum, as divisions would delay each copy."""
-        row += self.tiles[0].shape[0]
-        if not self.spec.paged:
-            return column, row
-        return column + T.if_then_else(row < page_size, 0, 1), T.if_then_else(row < page_size, row, 0)
+                    self.load(caches, (slab, row), half, number)
+            tile += steps.stride
+            for n, page in enumerate(pages):
+                page = self.spec.entry(table, at, tile + n, self.keys)
+            number += 1
+            more = T.if_then_else(tile < steps.end, 1, 0)
 
     @T.macro
     def multiply(self, half: int, iteration: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
