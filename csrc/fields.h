@@ -25,22 +25,36 @@ template <class... Bits> TILE_DEVICE float table_nibble(uint32_t word, int byte,
 
 TILE_DEVICE uint32_t masked_with(uint32_t x, uint32_t mask, uint32_t with) {  // of two constants: else two instructions
   uint32_t y;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(with));  // (a & b) | c
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(with));  // (a & b) ^ c
   return y;
 }
 
-// Both numbers of a byte, each less `surplus`, exactly; the one of the upper bits comes first if `upper_first`.
-template <class T, int surplus, bool upper_first> TILE_DEVICE uint32_t nibble_pair(uint32_t word, int byte) {
+TILE_DEVICE uint32_t times_4097(uint32_t x) {  // and more in the highest bits, or it would be a shift and an addition
+  uint32_t y;
+  asm("mad.lo.u32 %0, %1, 4097, 0x10000000;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// Both numbers of a byte, with the bits of `flips` turned over in it, each less `surplus`, exactly. The one of the upper
+// bits comes first if `upper_first`. The mask's instruction turns bits over at no cost. `single`: of a word's bytes a thread
+// takes this one alone.
+template <class T, int surplus, bool upper_first, int flips, bool single> TILE_DEVICE uint32_t nibble_pair(uint32_t word, int byte) {
+  constexpr uint32_t lower = flips & 15, upper = flips >> 4;
   uint32_t y;
   if constexpr (same<T, f16>) {  // of 1024, and of 64 with the upper bits in place
     constexpr uint32_t one = 0xe400 + surplus, other = 0xd400 + 16 * surplus;  // -(1024 + surplus), -(64 + surplus)
-    constexpr uint32_t mask = upper_first ? 0x000f00f0 : 0x00f0000f;
-    y = masked_with(__byte_perm(word, 0, byte * 0x101), mask, upper_first ? 0x64005400 : 0x54006400);
+    constexpr uint32_t mask = upper_first ? 0x000f00f0 : 0x00f0000f, low = 0x6400 ^ lower, high = 0x5400 ^ upper << 4;
+    y = masked_with(__byte_perm(word, 0, byte * 0x101), mask, upper_first ? low << 16 | high : high << 16 | low);
     return pair_sum<T>(y, upper_first ? one << 16 | other : other << 16 | one);
   } else {  // of 128, whose mantissa has no room for the upper bits in place
-    constexpr uint32_t less = 0xc300 + surplus;  // -(128 + surplus)
-    const int select = byte * 0x101 + (upper_first ? 0x004 : 0x400);
-    y = masked_with(__byte_perm(word, word >> 4, select), 0x000f000f, 0x43004300);
+    constexpr uint32_t less = 0xc300 + surplus, low = 0x4300 ^ lower, high = 0x4300 ^ upper;  // -(128 + surplus)
+    constexpr uint32_t with = upper_first ? low << 16 | high : high << 16 | low;
+    if constexpr (single && !upper_first) {  // a multiplication: permutations and shifts share units of half the rate
+      y = times_4097(__byte_perm(word, 0, 0x4440 + byte));
+    } else {  // one shift for all bytes of a word
+      y = __byte_perm(word, word >> 4, byte * 0x101 + (upper_first ? 0x004 : 0x400));
+    }
+    y = masked_with(y, 0x000f000f, with);
     return pair_sum<T>(y, less << 16 | less);
   }
 }

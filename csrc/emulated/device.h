@@ -395,7 +395,8 @@ inline int table_place(uint32_t word, int byte, int lane, int part) { return int
 template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
   return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
 }
-template <class T, int surplus, bool upper_first> inline uint32_t nibble_pair(uint32_t word, int byte) {
+template <class T, int surplus, bool upper_first, int flips, bool single> inline uint32_t nibble_pair(uint32_t word, int byte) {
+  word ^= flips * 0x01010101u;
   const float lower = nibble(word, byte, 0) - surplus, upper = nibble(word, byte, 1) - surplus;
   return pair_of(narrow<T>(upper_first ? upper : lower), narrow<T>(upper_first ? lower : upper));
 }

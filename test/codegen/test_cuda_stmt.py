@@ -277,8 +277,9 @@ def test_neighbouring_fields_are_widened_together():
         for name, count, kind in (("words", 4, "int32"), ("factor", 2, "float16"), ("out", 8, "float16"))
     )
 
-    def field(i, upper=None, less=8.0):
-        return call("nibble", load(words, 0), t % 4, i % 2 if upper is None else upper) - less
+    def field(i, upper=None, less=8.0, word=None, byte=None):
+        taken = load(words, 0) if word is None else word
+        return call("nibble", taken, t % 4 if byte is None else byte, i % 2 if upper is None else upper) - less
 
     def looked_up(i):
         bits = [reinterpret(const(float(n), dt.float32), dt.int32) for n in range(16)]
@@ -295,6 +296,9 @@ def test_neighbouring_fields_are_widened_together():
     scale, zero = (cast(load(factor, n), "float32") for n in range(2))
     rounded = [
         lambda i: field(i),
+        lambda i: field(i, word=binary("^", load(words, 0), -0x77777778)),  # signs turned over
+        lambda i: field(i, word=binary("^", load(words, 0), 0x08080888)),  # not alike in all bytes
+        lambda i: field(i, word=binary("^", load(words, 0), -0x77777778), byte=number(2)),  # of all bytes of the word
         lambda i: field(i, 1 - i % 2, 56.0) * scale,
         lambda i: cast(narrowed(field(i, less=0.0) - zero), "float32") * scale,
         lambda i: cast(narrowed(looked_up(i)), "float32") * cast(load(factor, 0), "float32"),
@@ -317,9 +321,12 @@ def test_neighbouring_fields_are_widened_together():
     assert_expected_inline(
         "\n".join(line.replace("tile::", "")[:110] for line in lines) + "\n",
         """\
-nibble_pair<f16, 8, false>(words[0], t % 4))
-pair_times<f16>(nibble_pair<f16, 56, true>(words[0], t % 4), factor[0]))
-pair_times<f16>(pair_less<f16>(nibble_pair<f16, 0, false>(words[0], t % 4), factor[1]), factor[0]))
+nibble_pair<f16, 8, false, 0x0, true>(words[0], t % 4))
+nibble_pair<f16, 8, false, 0x88, true>(words[0], t % 4))
+nibble_pair<f16, 8, false, 0x0, true>(words[0] ^ 134744200, t % 4))
+nibble_pair<f16, 8, false, 0x0, false>(words[0] ^ (-2004318072), 2))
+pair_times<f16>(nibble_pair<f16, 56, true, 0x0, true>(words[0], t % 4), factor[0]))
+pair_times<f16>(pair_less<f16>(nibble_pair<f16, 0, false, 0x0, true>(words[0], t % 4), factor[1]), factor[0]))
 pair_times<f16>(table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544,
 table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544, 0x49494848, 0x4
 pair_at(table, words[0], t % 4, t % 32))

@@ -13,9 +13,9 @@ extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor,
   alignas(16) tile::{kind} local[8];
   const unsigned word = in[threadIdx.x];
   const int byte = threadIdx.x % 4;
-  tile::store_pair(&local[0], tile::nibble_pair<tile::{kind}, 8, false>(word, byte));
-  tile::store_pair(&local[2], tile::nibble_pair<tile::{kind}, 64, true>(word, byte));
-  const unsigned other = tile::nibble_pair<tile::{kind}, 0, true>(word, 1);
+  tile::store_pair(&local[0], tile::nibble_pair<tile::{kind}, 8, false, 0x88, true>(word, byte));
+  tile::store_pair(&local[2], tile::nibble_pair<tile::{kind}, 64, true, 0, true>(word, byte));
+  const unsigned other = tile::nibble_pair<tile::{kind}, 0, true, 0x5a, false>(word, 1);
   tile::store_pair(&local[4], tile::pair_less<tile::{kind}>(other, factor[0]));
   tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(other, factor[1]));
   const unsigned looked = tile::table_pair<tile::{kind}, true, 1, 2, 3, 4, 5, 6, 7, 8>(word, byte);

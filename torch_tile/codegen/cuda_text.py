@@ -45,7 +45,7 @@ from torch_tile.ir.expr import (
     const,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import children, equal
+from torch_tile.ir.node import children, equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
@@ -453,9 +453,13 @@ class _Pair:
         if not together or (upper_first := self.order(a.args[2], b.args[2])) is None:
             return None
         first = str(upper_first).lower()
-        options = [first, *_bytes(a.args[3:], self.to)] if a.args[3:] else [str(surplus), first]
-        name = "table_pair" if a.args[3:] else "nibble_pair"
-        operands = f"{self.text.value(a.args[0])}, {self.text.value(a.args[1])}"
+        word, single = a.args[0], _is_single(a.args[1])
+        if a.args[3:]:
+            name, options = "table_pair", [first, *_bytes(a.args[3:], self.to)]
+        else:
+            word, flips = _flipped(word) if single else (word, 0)  # once a word is cheaper for all of its bytes
+            name, options = "nibble_pair", [str(surplus), first, hex(flips), str(single).lower()]
+        operands = f"{self.text.value(word)}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
 
     def entry(self, a: Load, b: Load) -> str | None:
@@ -470,6 +474,20 @@ class _Pair:
             return None
         operands = ", ".join(map(self.text.value, (word, byte, lane)))
         return f"tile::pair_at({self.text.value(Address(a.buffer, (const(0, dt.int32),)))}, {operands})"
+
+
+def _is_single(byte: Expr) -> bool:
+    """Return whether a thread takes one byte of a word alone. A loop over bytes, which is unrolled, takes all."""
+    return any(var.role != "loop" for var in find(byte, Var))
+
+
+def _flipped(word: Expr) -> tuple[Expr, int]:
+    """Split off the bits that are turned over in each byte of a word alike; 0 if there are none."""
+    if isinstance(word, Binary) and word.op == "^" and isinstance(word.b, Const):
+        flips = int(word.b.value) & 255
+        if int(word.b.value) & 0xFFFFFFFF == flips * 0x01010101:
+            return word.a, flips
+    return word, 0
 
 
 def _is_table(expr: Expr | None) -> bool:
