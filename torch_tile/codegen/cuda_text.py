@@ -449,7 +449,6 @@ class _Pair:
         if not together or (upper_first := self.order(a.args[2], b.args[2])) is None:
             return None
         first = str(upper_first).lower()
-        word, flips = a.args[0], 0
         word, single = a.args[0], _is_single(a.args[1])
         if a.args[3:]:
             name, options = "table_pair", [first, *_bytes(a.args[3:], self.to)]

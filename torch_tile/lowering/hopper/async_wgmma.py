@@ -16,8 +16,8 @@ a loop that decodes weights. The products of one iteration then run beside the a
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 
-A loop of products with sums of their own runs two iterations at a time. Each product starts in front of the arithmetic
-on the result of the product before (pair_steps.py).
+A short loop of products with sums of their own is unrolled. Each product starts in front of the arithmetic on the
+result of the product before (unroll_steps.py).
 
 In other loops of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
 """
@@ -47,8 +47,8 @@ from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind,
 from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.analysis.whole_writes import writes_whole
-from torch_tile.lowering.hopper.pair_steps import is_release, pair_steps
 from torch_tile.lowering.hopper.plan_tma_loads import Survey
+from torch_tile.lowering.hopper.unroll_steps import is_release, unroll_steps
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.fill import Fill
@@ -118,7 +118,7 @@ class _Async(Rewriter):
             return new
         made = (
             self._deferred(new) or self._skewed(new) or self._alternated(new) or self._doubled(new)
-            or self._paired(new) or self._queued(new)
+            or self._unrolled(new) or self._queued(new)
         )  # fmt: skip
         return new if made is None else made
 
@@ -281,8 +281,8 @@ class _Async(Rewriter):
             self._remark(product, "beside what follows")
         return replace(loop, body=Block(tuple(queue.stmts))) if queue.overlapped else None
 
-    def _paired(self, loop: st.For) -> Stmt | None:
-        """Run two iterations at a time, whose products start in front of the arithmetic on the one before.
+    def _unrolled(self, loop: st.For) -> Stmt | None:
+        """Unroll a short loop, whose products start in front of the arithmetic on the one before.
 
         Return None for other loops. One warpgroup alone gains nothing: two blocks share its multiprocessor.
         """
@@ -291,7 +291,7 @@ class _Async(Rewriter):
         waits = [s for s in stmts if calls(s, "mbarrier_wait")]
         if self.role.count <= WARPGROUP or not all(s in self.products for s in products) or not _several_stages(waits):
             return None
-        made = pair_steps(loop)
+        made = unroll_steps(loop, self.role.count)
         for product in products if made else ():
             self._remark(product, "beside the arithmetic on the result before")
         return made

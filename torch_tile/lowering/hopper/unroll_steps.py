@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join pairs of iterations whose products have sums of their own, so that each product runs beside arithmetic.
+"""Unroll short loops whose products have sums of their own, so that each product runs beside arithmetic.
 
 An iteration of such a loop fills operands, multiplies, and adds the results to sums of the loop. As it is written, it
-waits for its last product before the next iteration fills operands. Here each product of two iterations starts in front
-of the arithmetic on the result of the product before. No product is in flight from pair to pair: the assembler would
-make products with operands in registers wait for each other. May assume a role's loop of one variable that counts from
-0 in steps of 1; values do not change.
+waits for its last product before the next iteration fills operands. Here each product of all iterations starts in front
+of the arithmetic on the result of the product before. No product is in flight from one iteration of a loop to the next:
+the assembler would make products with operands in registers wait for each other. May assume a role's loop of one
+variable that counts from 0 in steps of 1; values do not change.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,6 @@ from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import contains, find
-from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, If, Stmt, calls
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.tileop.base import RegisteredOp
@@ -28,19 +28,28 @@ from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
 from torch_tile.tileop.uses import uses
 
+MOST = 4  # iterations that are unrolled
+LEAST_SUMS = 32  # registers of a product's result in a thread; shorter products gain nothing
 
-def pair_steps(loop: st.For) -> Block | None:
-    """Return a loop over pairs of iterations, or None if the loop has no such form."""
+
+def unroll_steps(loop: st.For, threads: int) -> Block | None:
+    """Return the iterations one behind the other, or None if the loop of so many threads has no such form."""
     stop, parts = loop.stops[0], _parts(loop.body.stmts)
-    if parts is None or _reads_stages(parts, loop.vars[0]) or not isinstance(stop, Const) or stop.value % 2:
+    if parts is None or not isinstance(stop, Const) or not 2 <= stop.value <= MOST:
         return None
-    k, half = loop.vars[0], const(int(stop.value) // 2, int32)
-    pair = Var(k.name, int32, "loop")
-    one, other = simplify(pair * 2), simplify(pair * 2 + 1)
-    first = _at(parts.starts[0], k, one)
-    body = *first, *_iteration(parts, k, one), *_end(parts, k, one, other), *_iteration(parts, k, other)
-    main = replace(loop, vars=(pair,), stops=(half,), body=Block((*body, *_end(parts, k, other, None))))
-    return Block((*parts.allocs, main))
+    if _reads_stages(parts, loop.vars[0]) or any(_sums(op, threads) < LEAST_SUMS for op in parts.products):
+        return None
+    k, steps = loop.vars[0], [const(number, int32) for number in range(int(stop.value))]
+    found = _at(parts.starts[0], k, steps[0])
+    for now, following in zip(steps, (*steps[1:], None), strict=True):
+        found += [*_iteration(parts, k, now), *_end(parts, k, now, following)]
+    return Block((*parts.allocs, *found))
+
+
+def _sums(product: Gemm, threads: int) -> int:
+    """Return how many registers of each thread the result of a product takes; 0 if that is not known."""
+    shape = product.C.buffer.static_shape
+    return 0 if shape is None else math.prod(shape) // threads
 
 
 def _iteration(parts: _Parts, k: Var, now: Expr) -> list[Stmt]:
