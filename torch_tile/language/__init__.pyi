@@ -286,6 +286,7 @@ from torch_tile.language.threads import (
     get_thread_extent as get_thread_extent,
     get_thread_extents as get_thread_extents,
     launch_thread as launch_thread,
+    own_rows as own_rows,
     ptx_commit_group as ptx_commit_group,
     ptx_wait_group as ptx_wait_group,
     sync_threads as sync_threads,
@@ -718,6 +719,12 @@ def nearbyint(x: Any) -> Any:
 
 def nibble(x: Any, y: Any, z: Any) -> Any:
     """`nibble(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
+def own_rows_begin(x: Any) -> Any:
+    """`own_rows_begin(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
+def own_rows_end(x: Any) -> Any:
+    """`own_rows_end(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
@@ -1160,6 +1167,9 @@ __all__ = [
     "nearbyint",
     "nibble",
     "no_set_max_nreg",
+    "own_rows",
+    "own_rows_begin",
+    "own_rows_end",
     "parallel",
     "pdl_sync",
     "pdl_trigger",
