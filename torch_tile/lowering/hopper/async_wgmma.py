@@ -566,9 +566,8 @@ def _left_out(loop: st.For, parts: _Parts, skipped: Var, turn: Sequence[Stmt]) -
 
 def _in_registers(stmts: Sequence[Stmt]) -> bool:
     """Return whether statements touch nothing but registers of threads, and no thread waits in them."""
-    touched = [uses(s) for s in stmts]
-    buffers = [b for reads, writes in touched for b in (*(r.buffer for r in reads), *writes)]
-    return all(b.scope in ("fragment", "local", "var") for b in buffers) and not any(contains(s, Do) for s in stmts)
+    scopes = {buffer.scope for one in stmts for buffer in touched_by(one)}
+    return scopes <= {"fragment", "local", "var"} and not any(contains(s, Do) for s in stmts)
 
 
 def _lead(
