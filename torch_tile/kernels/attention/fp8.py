@@ -225,18 +225,16 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     return attention_fp8
 
 
-def _empty_lse(args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:
-    """Allocate the log-sum-exp of each query and head."""
-    return args.q.new_empty(args.q.shape[:3], dtype=compute_dtype(args.dtype or torch.bfloat16))
-
-
-@entry_function(AttentionFp8Args, reference, lambda args: (empty_result(args), _empty_lse(args)))
+@entry_function(
+    AttentionFp8Args,
+    reference,
+    lambda args: (made := empty_result(args), args.q.new_empty(args.q.shape[:3], dtype=compute_dtype(made.dtype))),
+)
 def attention_fp8(
-    args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None = None
+    args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, config: Config | None = None
 ) -> bool:
     """Compute attention as `reference` does, within the rounding that it names. `config` overrides the tiling."""
     able = args.q.numel() and args.v.numel() and out.dtype != torch.float64
-    lse = _empty_lse(args) if lse is None else lse
     return bool(able) and _run(args, out, lse, machine_of(args.q), config)
 
 

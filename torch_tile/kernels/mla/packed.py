@@ -86,30 +86,27 @@ def sparse_reference(*given: Any, **named: Any) -> Results:
 
 
 @entry_function(MlaDecodeFp8Args, fp8_reference, decode.empty_results)
-def mla_decode_fp8(
-    args: MlaDecodeFp8Args[Any], out: torch.Tensor, lse: torch.Tensor | None, config: Any = None
-) -> bool:
+def mla_decode_fp8(args: MlaDecodeFp8Args[Any], out: torch.Tensor, lse: torch.Tensor, config: Any = None) -> bool:
     """Decode over a packed cache as `fp8_reference` does. `config` overrides the choice of a tiling."""
     if not (args.q.shape[3] and args.q_pe.shape[3]):
         return False
     kv, k_pe, scales = unpack(args.cache, args.q.shape[3])
-    return _run(args, kv, k_pe, scales, out, lse, config)
+    return _run(args, kv, k_pe, scales, (out, lse), config)
 
 
 @entry_function(MlaSparseArgs, sparse_reference, decode.empty_results)
-def mla_sparse(args: MlaSparseArgs[Any], out: torch.Tensor, lse: torch.Tensor | None, config: Any = None) -> bool:
+def mla_sparse(args: MlaSparseArgs[Any], out: torch.Tensor, lse: torch.Tensor, config: Any = None) -> bool:
     """Compute attention over listed positions as `sparse_reference` does. `config` overrides the choice of a tiling."""
     able = args.q.shape[3] and args.q_pe.shape[3]
-    return bool(able) and _run(args, args.kv, args.k_pe, None, out, lse, config)
+    return bool(able) and _run(args, args.kv, args.k_pe, None, (out, lse), config)
 
 
 def _run(
     args: MlaDecodeFp8Args[Any] | MlaSparseArgs[Any], kv: torch.Tensor, k_pe: torch.Tensor, scales: torch.Tensor | None,
-    out: torch.Tensor, lse: torch.Tensor | None, config: Any,
+    results: Results, config: Any,
 ) -> bool:  # fmt: skip
     """Launch the kernel of decoding into the results. Return whether it has a tiling."""
-    q, indices = args.q, args.indices
-    lse = decode.empty_lse(q) if lse is None else lse
+    (out, lse), q, indices = results, args.q, args.indices
     if not lse.numel():
         return True
     options = args.block_table, args.seq_lens, args.scale, args.num_splits

@@ -16,7 +16,7 @@ from torch_tile.ops.attention_common import check_shapes, check_window, kv_head
 from torch_tile.ops.checks import FLOATING, require_type
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, entry
+from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
 OP = "attention_fp8"
@@ -108,7 +108,6 @@ weights have the bits of float16 or float32. `quantize_fp8` makes operands with 
 their largest magnitudes over 448.
 """,
     module="attention.fp8",
-    run=entry("attention.fp8", OP, "out", lse=None),
     returns=("out", "lse"),
     fake=_fake,
     **no_gradient(OP, "Call it under torch.no_grad(), or tile.attention", 1),

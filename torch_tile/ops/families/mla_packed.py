@@ -16,7 +16,7 @@ from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, documented, entry, in_torch
+from torch_tile.ops.registry import Shape, documented, in_torch
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 FP8, SPARSE = "mla_decode_fp8", "mla_sparse"
@@ -190,7 +190,6 @@ Returns:
 A latent number differs from what was packed by at most 2^-4 of itself, or by 2^-10 scales if it is below 2^-6 scales.
 """,
     module="mla.packed",
-    run=entry("mla.packed", FP8, "out", lse=None),
     returns=("out", "lse"),
     fake=_fake_fp8,
     check_values=_check_fp8_values,
@@ -227,7 +226,6 @@ Returns:
     computed in plain torch.
 """,
     module="mla.packed",
-    run=entry("mla.packed", SPARSE, "out", lse=None),
     returns=("out", "lse"),
     fake=_fake_sparse,
     check_values=lambda args: _check_values(SPARSE, args.kv, args),
