@@ -71,8 +71,9 @@ def rwkv7(args: Rwkv7Args[Any], out: torch.Tensor, final_state: torch.Tensor, co
     if not delta.fits(args):
         return False
     rule, reads = rule_of(args)
-    both, _ = delta.gated_delta_rule(*rule, config=config, final_state=final_state, reads=reads)
-    out.copy_(both[:, 1::2])
+    both = torch.empty_like(rule.v)
+    delta.gated_delta_rule(*rule, config=config, out=both, final_state=final_state, reads=reads)
+    out.copy_(both[:, 1::2].contiguous())
     return True
 
 
@@ -109,6 +110,7 @@ def step_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tenso
 def rwkv7_step(args: Rwkv7StepArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Any = None) -> None:
     """Compute the tokens as `step_reference` does; options as those of `gated_delta_rule_step`."""
     rule, reads = rule_of(args.recurrence)
-    options = {"config": config, "new_state": new_state, "reads": reads}
-    both, _ = step.gated_delta_rule_step(args.state, *rule[:5], rule.scale, **options)
-    out.copy_(both[:, 1::2])
+    both = torch.empty_like(rule.v)
+    options = {"config": config, "out": both, "new_state": new_state, "reads": reads}
+    step.gated_delta_rule_step(args.state, *rule[:5], rule.scale, **options)
+    out.copy_(both[:, 1::2].contiguous())

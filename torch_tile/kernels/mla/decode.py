@@ -228,19 +228,24 @@ def scale_of(args: Any) -> Any:
     return default_scale(args.q.shape[3] + args.q_pe.shape[3]) if args.scale is None else args.scale
 
 
+def empty_lse(q: torch.Tensor) -> torch.Tensor:
+    """Allocate the log-sum-exp of each query and head."""
+    return q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+
+
 def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate the results: the first lies in memory as q does."""
-    q = args.q
-    return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    return empty_beside(args.q, args.q.shape[3]), empty_lse(args.q)
 
 
 @entry_function(MlaDecodeArgs, reference, empty_results)
 def mla_decode(
-    args: MlaDecodeArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, config: Config | None = None
+    args: MlaDecodeArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None = None
 ) -> bool:
     """Decode as `reference` does. `config` overrides the choice of `config_for`."""
     if not (args.q.shape[3] and args.q_pe.shape[3]):
         return False
+    lse = empty_lse(args.q) if lse is None else lse
     return not lse.numel() or run(args, out, lse, machine_of(args.q), config)
 
 

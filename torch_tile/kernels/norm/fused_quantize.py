@@ -122,7 +122,7 @@ def fused_norm_quantize(
     vector = vector_of((rows, *full, *results[:-1]), (n,)) if machine.is_gpu else 1
     config = config or replace(config_for(width, vector, machine, x.dtype == torch.float64), exact=False)
     if not config.whole or width > config.width:
-        y, _ = fused.fused_norm(*args.norm, total=total)
+        y, _ = fused.fused_norm(*args.norm, out=x.new_empty(x.shape, dtype=dtype), total=total)
         quantize.quantize_fp8(y, group, out_dtype, out, scales)
         return True
     described = tuple(Operand(k, v.dtype, vector > 1) for k, v in zip(kinds, operands, strict=True))

@@ -191,7 +191,7 @@ Values of seq_lens, block_table and schedule are checked on the CPU only, where 
     "`[B, Sq, H]`",
     module="mla.decode",
     fake=_fake_with_lse,
-    without_lse={"run": entry("mla.decode", "mla_decode", "out")},
+    without_lse={"run": entry("mla.decode", "mla_decode", "out", lse=None)},
     check_values=_check_values,
     setup_context=_save,
     backward=_backward,
