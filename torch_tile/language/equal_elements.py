@@ -43,7 +43,7 @@ def enlarge_equal(program: Program) -> Program:
         if any(tile is one for one in held):  # a tile op, a layout or an address takes the shape
             continue
         shape = tile.static_shape or ()
-        grown = tuple(map(max, places.reach[tile], shape))
+        grown = tuple(max(n, size) for n, size in zip(places.reach[tile], shape, strict=True))
         larger[tile] = replace(tile, shape=tuple(const(n, dt.int32) for n in grown))
         values: dict[str, Any] = {"buffer": tile.name, "shape": shape, "places": grown}
         text = diagnose("equal_elements", places.spans[tile], **values).render().removeprefix("error")
