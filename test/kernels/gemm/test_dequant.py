@@ -30,6 +30,7 @@ from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
     config_for,
     dequant_gemm,
+    dequant_matmul,
     dequantize,
     prepare,
     reference,
@@ -167,6 +168,42 @@ def test_scales_come_by_bulk_copies(name, splits, engine, problems, check):
     assert span_of(found, config) == max(columns // bk, 1)
     got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
     check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}, {config}", scheme.a)
+
+
+UNROLLED = {
+    "int4 in float16": (256, Scheme(I8, 4, group=128, scale=HALF, a=HALF)),
+    "int4 in bfloat16": (256, Scheme(I8, 4, group=128, scale=BF16)),
+    "uint4 with zeros": (128, Scheme(U8, 4, high_first=True, group=64, zero=BF16, scale=BF16)),
+    "nf4": (128, SCHEMES["nf4"]),
+}
+
+
+def two_warpgroups(name, problems):
+    """Random operands of a product of two warpgroups, the tiling, and what the compiler knows of it."""
+    bk, scheme = UNROLLED[name]
+    m, n, k = problems.size(70), problems.size(150), 1024 * problems.pick(1, 2)
+    config = Config(64, 128, bk, 256, problems.pick(2, 3))
+    a, bs, scales, zeros, *rest = arguments(problems, scheme, m, n, k)
+    args = (a.contiguous(), bs, [s.contiguous() for s in scales], [z.contiguous() for z in zeros], *rest)
+    spec, _, tensors = prepare(DequantGemmArgs(*args, [], "", "", F32, scheme.format), MACHINES[1])
+    return args, scheme, config, with_copied_factors(spec, tensors, config, MACHINES[1])
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("name", UNROLLED)
+def test_steps_of_a_span_are_unrolled(name, engine, problems, check):
+    """Spans have two or four steps, with two groups each."""
+    args, scheme, config, _ = two_warpgroups(name, problems)
+    got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
+    check(got, exact(*args, [], "", "", format=scheme.format), f"{args[0].shape}, {config}", scheme.a)
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_unrolled_steps_are_reported(name, problems):
+    _, scheme, config, spec = two_warpgroups(name, problems)
+    remarks = dequant_matmul.on("cuda:sm_90a")(config, spec).schedule.remarks
+    told = [remark for remark in remarks if remark.became == "beside the arithmetic on the result before"]
+    assert len(told) == config.block_k // scheme.group
 
 
 def test_scales_that_no_bulk_copy_brings(problems):

@@ -16,6 +16,9 @@ a loop that decodes weights. The products of one iteration then run beside the a
 A loop of one product and arithmetic on its result (sums of two levels) gets a second accumulator. The product of the
 next iteration then runs beside the arithmetic of this one. The two accumulators take turns.
 
+A short loop of products with sums of their own is unrolled. Each product starts in front of the arithmetic on the
+result of the product before (unroll_steps.py).
+
 In other loops of one warpgroup a statement waits only for those products of its iteration whose tiles it touches.
 """
 
@@ -45,6 +48,7 @@ from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.analysis.whole_writes import writes_whole
 from torch_tile.lowering.hopper.plan_tma_loads import Survey
+from torch_tile.lowering.hopper.unroll_steps import is_release, unroll_steps
 from torch_tile.lowering.pipelining.copy_plan import reads_of, uses
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
@@ -116,8 +120,9 @@ class _Async(Rewriter):
         if not counts or not any(s in self.products for s in new.body.stmts):
             return new
         made = (
-            self._deferred(new) or self._skewed(new) or self._alternated(new) or self._doubled(new) or self._queued(new)
-        )
+            self._deferred(new) or self._skewed(new) or self._alternated(new) or self._doubled(new)
+            or self._unrolled(new) or self._queued(new)
+        )  # fmt: skip
         return new if made is None else made
 
     def _remark(self, op: Stmt, text: str) -> None:
@@ -130,7 +135,7 @@ class _Async(Rewriter):
         """Keep the products of one iteration in flight; return None if the loop does anything but multiply."""
         stmts = loop.body.stmts
         products = [s for s in stmts if s in self.products]
-        waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _is_release(s)]
+        waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if is_release(s)]
         names = [s for s in stmts if isinstance(s, Let)]
         if len(products) + len(waits) + len(arrivals) + len(names) != len(stmts) or len(products) > MOST_PENDING:
             return None
@@ -157,7 +162,7 @@ class _Async(Rewriter):
         if self.role.count < 2 * WARPGROUP or sum(1 for _ in find(loop.body, Gemm)) != len(products):
             return None
         head, tail = stmts[: stmts.index(products[0])], stmts[stmts.index(products[0]) :]
-        arrivals = [s for s in tail if _is_release(s)]
+        arrivals = [s for s in tail if is_release(s)]
         if any(s not in self.products and s not in arrivals and not calls(s, "mbarrier_wait") for s in tail):
             return None
         if not all(_syncs_by_tiles(s) for s in head) or contains(loop.body, ArriveLast) or stmts[-1] in self.products:
@@ -244,10 +249,10 @@ class _Async(Rewriter):
         names = [s for s in stmts[:place] if isinstance(s, Let)]
         before = [s for s in stmts[:place] if s not in waits and not _allocates(s, product.C.buffer)]
         after, sums = stmts[place + 1 :], product.C.buffer
-        busy = [s for s in after if not _is_release(s)]
+        busy = [s for s in after if not is_release(s)]
         if not product.clear_accum or not busy or not waits or not _several_stages(waits, 3):
             return None
-        quiet = [s for s in (*before, *busy) if not _is_release(s)]
+        quiet = [s for s in (*before, *busy) if not is_release(s)]
         if any(contains(s, st.Do) for s in quiet) or any(contains(s, Load) for s in names):
             return None
         written = IdSet(b for s in (*before, *busy) for b in uses(s)[1])
@@ -274,7 +279,7 @@ class _Async(Rewriter):
         for one in loop.body.stmts:
             if isinstance(one, Gemm) and one in self.products:
                 queue.start(one)
-            elif _is_release(one):
+            elif is_release(one):
                 queue.release(one)
             else:
                 queue.run(one)
@@ -282,6 +287,21 @@ class _Async(Rewriter):
         for product in queue.overlapped:
             self._remark(product, "beside what follows")
         return replace(loop, body=Block(tuple(queue.stmts))) if queue.overlapped else None
+
+    def _unrolled(self, loop: st.For) -> Stmt | None:
+        """Unroll a short loop, whose products start in front of the arithmetic on the one before.
+
+        Return None for other loops. One warpgroup alone gains nothing: two blocks share its multiprocessor.
+        """
+        stmts = loop.body.stmts
+        products = [s for s in stmts if isinstance(s, Gemm)]
+        waits = [s for s in stmts if calls(s, "mbarrier_wait")]
+        if self.role.count <= WARPGROUP or not all(s in self.products for s in products) or not _several_stages(waits):
+            return None
+        made = unroll_steps(loop, self.role.count)
+        for product in products if made else ():
+            self._remark(product, "beside the arithmetic on the result before")
+        return made
 
     # Loops of products, arithmetic and products.
 
@@ -351,7 +371,7 @@ class _Async(Rewriter):
         places = [n for n, s in enumerate(stmts) if s in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
             return None
-        quiet = [calls(s, "mbarrier_wait") or _is_release(s) for s in stmts]
+        quiet = [calls(s, "mbarrier_wait") or is_release(s) for s in stmts]
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
@@ -406,7 +426,7 @@ def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], a
 def _syncs_by_tiles(one: Stmt) -> bool:
     """Return whether a statement synchronizes by nothing but mbarrier waits for tiles and their releases."""
     found = [intrinsic_of(call) for call in find(one, Call)]
-    return calls(one, "mbarrier_wait") or _is_release(one) or not any(f is not None and f.by_hand for f in found)
+    return calls(one, "mbarrier_wait") or is_release(one) or not any(f is not None and f.by_hand for f in found)
 
 
 class _Queue:
@@ -566,7 +586,7 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
 
 def _split_releases(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
     """Separate products from the statements between them that release tiles."""
-    return tuple(s for s in stmts if not _is_release(s)), tuple(s for s in stmts if _is_release(s))
+    return tuple(s for s in stmts if not is_release(s)), tuple(s for s in stmts if is_release(s))
 
 
 def _keeps(parts: _Parts) -> bool:
@@ -598,7 +618,7 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
     """Return the tiles (by identity) that statements wait for (`came`) or release, by what their barriers guard."""
-    found = (s for s in between if (calls(s, "mbarrier_wait") if came else _is_release(s)))
+    found = (s for s in between if (calls(s, "mbarrier_wait") if came else is_release(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
 
 
@@ -642,7 +662,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         mine = IdSet(writes)
         read = IdSet(r.buffer for r in reads)
         late = bool((read & written) or (mine & (touched | written)) or names.any_in(one))
-        late = late or bool(bound and _is_release(one))
+        late = late or bool(bound and is_release(one))
         late = late or bool(calls(one, "mbarrier_wait") and _own((one,), came=True) & behind)
         (bound if late else free).append(one)
         if late:
@@ -704,13 +724,6 @@ def _have_8_bit_operands(stmts: Sequence[Stmt]) -> bool:
 def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:
     """Clone several statements."""
     return [instance(s) for s in stmts]
-
-
-def _is_release(one: Stmt) -> bool:
-    """Return whether a statement is the arrival of warps at an mbarrier."""
-    if isinstance(one, If):
-        return len(one.then.stmts) == 1 and not one.otherwise.stmts and calls(one.then.stmts[0], "mbarrier_arrive")
-    return calls(one, "warp_arrive")
 
 
 def _earlier(arrival: Stmt, k: Var, iteration: Expr) -> Stmt:
