@@ -9,6 +9,7 @@ from mutation import removals
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.lowering.hopper.async_wgmma import LEFT_OUT
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
 
@@ -181,6 +182,86 @@ def test_a_turn_that_is_not_passed_on(name: str) -> None:
     for removal in removals(made.lowered, (name,)):
         findings = interpret(removal.program, made.program, [numbers(384, 64), numbers(512, 64), zeros(384, 64)])
         assert "deadlock" in findings.kinds
+
+
+def hidden_call(groups: int, keys: int, ping_pong: bool = True, exchange: bool = False):
+    """Products under a causal mask, the last keys first; each warpgroup leaves out the tiles that it sees nothing of.
+
+    With `exchange`, columns are scaled by their sums over all rows of the block.
+    """
+    rows = 64 * groups
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((2 * rows, 64), H), K: T.Tensor((512, 64), H), C: T.Tensor((2 * rows, 64), F), offset: T.int32
+    ):
+        with T.Kernel(2, threads=128 * groups) as bx:
+            q, k, v = (T.alloc_shared((n, 64), H) for n in (rows, keys, keys))
+            s, c = T.alloc_fragment((rows, keys), F), T.alloc_fragment((rows, 64), F)
+            p, sums = T.alloc_fragment((rows, keys), H), T.alloc_fragment((keys,), F)
+            T.copy(Q[bx * rows, 0], q)
+            T.clear(c)
+            begin, end = T.own_rows(rows)
+            first, last = bx * rows + begin + offset, bx * rows + end - 1 + offset
+            steps = T.min(512 // keys, (bx * rows + rows - 1 + offset) // keys + 1)
+            seen = T.min(512 // keys, last // keys + 1)
+            for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong, skip=steps - seen):
+                step = steps - 1 - j
+                T.copy(K[step * keys, 0], k)
+                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if step * keys + keys - 1 > first:
+                    for x, y in T.Parallel(rows, keys):
+                        s[x, y] = T.if_then_else(bx * rows + x + offset >= step * keys + y, s[x, y], 0)
+                if exchange:
+                    T.reduce_sum(s, sums, dim=0)
+                for x, y in T.Parallel(rows, keys):
+                    p[x, y] = T.max(T.min(s[x, y] + (0 * sums[y] if exchange else 0), 8), -8)
+                T.copy(K[step * keys, 0], v)
+                T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(c, C[bx * rows, 0])
+
+    return kernel
+
+
+# Offsets put the diagonal anywhere in a tile: some warpgroups see nothing at all, or have two masked tiles.
+@pytest.mark.parametrize(("groups", "keys"), [(2, 64), (2, 128), (3, 128)])
+@pytest.mark.parametrize("offset", [0, 17, 64, 200, -130, -300, -1000])
+def test_warpgroups_leave_out_tiles(groups: int, keys: int, offset: int) -> None:
+    args = numbers(128 * groups, 64), numbers(512, 64), zeros(128 * groups, 64), offset
+    want = zeros(128 * groups, 64)
+    queries, seen = args[0].double(), torch.arange(128 * groups)[:, None] + offset >= torch.arange(512)
+    scores = torch.where(seen, queries @ args[1].double().mT, 0.0).clamp(-8, 8)
+    want = (scores @ args[1].double()).float()
+    made = torch_tile.compile(hidden_call(groups, keys), target="cuda:sm_90a")
+    assert LEFT_OUT in str(made.schedule) and "turn_take" in made.source
+    evaluate(hidden_call(groups, keys), *args)
+    torch.testing.assert_close(args[2], want, rtol=0, atol=0)
+    args[2].fill_(7)
+    findings = made.interpret(*args)
+    assert not findings, findings.report()
+    torch.testing.assert_close(args[2], want, rtol=0, atol=0)
+    assert not made.cubin.warnings and not any(r.spills for r in made.resources.values())
+
+
+def test_tiles_are_left_out_by_releases_and_turns() -> None:
+    """A warpgroup goes on releasing tiles and passing turns in iterations that it leaves out."""
+    made = torch_tile.compile(hidden_call(2, 64), target="cuda:sm_90a")
+    left_out = list(removals(made.lowered, ("turn_pass", "mbarrier_arrive")))[:3]  # these iterations come first
+    assert [removal.name for removal in left_out] == ["mbarrier_arrive", "mbarrier_arrive", "turn_pass"]
+    for removal in left_out:
+        findings = interpret(removal.program, made.program, [numbers(256, 64), numbers(512, 64), zeros(256, 64), 200])
+        assert findings, f"{removal.name} {removal.number}"
+
+
+def test_warpgroups_that_exchange_leave_nothing_out() -> None:
+    made = torch_tile.compile(hidden_call(2, 64, exchange=True), target="cuda:sm_90a")
+    report = str(made.schedule)
+    assert LEFT_OUT not in report
+    args = numbers(256, 64), numbers(512, 64), zeros(256, 64), 33
+    want = zeros(256, 64)
+    evaluate(hidden_call(2, 64), *args[:2], want, 33)
+    assert not made.interpret(*args)
+    torch.testing.assert_close(args[2], want, rtol=0, atol=0)
 
 
 def test_operands_by_way_of_shared_memory() -> None:

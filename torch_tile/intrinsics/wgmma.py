@@ -21,6 +21,7 @@ from torch_tile.ir.node import Node
 from torch_tile.ir.stmt import Do
 
 M = 64  # rows of every shape
+OWN_ROWS = "own_rows_begin", "own_rows_end"  # of a tile's rows those that the running warpgroup computes
 LARGEST_N = 256
 
 # Layouts of one instruction's operands in a warpgroup; columns of the accumulator in blocks of 8.
@@ -206,3 +207,6 @@ declare(
         engine=Engine.WGMMA, sync=Sync.PIN,
     )
 )  # fmt: skip
+for _name in OWN_ROWS:  # lowering replaces them (resolve_own_rows); for the interpreter of tiles all rows are one's own
+    _begins = _name == OWN_ROWS[0]
+    declare(Intrinsic(_name, 1, same, _name, evaluate=(lambda rows: rows * 0) if _begins else (lambda rows: rows)))

@@ -394,6 +394,7 @@ class Printer(ExprPrinter):
             args += [f"{k}={list(v)!r}" for k, v in (("order", f.order), ("stage", f.stage)) if v]
         args += [*options, *["ping_pong=True"] * f.ping_pong, *["independent=True"] * f.independent]
         args += [f"unroll_factor={f.factor}"] * (f.factor > 0)
+        args += [] if f.skip is None else [f"skip={self.expr(f.skip)}"]
         if f.layout is not None:
             args.append(f'loop_layout="{f.layout}"')
         with self.names.bound(f.vars) as names:

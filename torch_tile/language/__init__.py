@@ -223,6 +223,7 @@ from torch_tile.language.threads import (
     get_thread_extent,
     get_thread_extents,
     launch_thread,
+    own_rows,
     ptx_commit_group,
     ptx_wait_group,
     sync_threads,

@@ -286,6 +286,7 @@ from torch_tile.language.threads import (
     get_thread_extent as get_thread_extent,
     get_thread_extents as get_thread_extents,
     launch_thread as launch_thread,
+    own_rows as own_rows,
     ptx_commit_group as ptx_commit_group,
     ptx_wait_group as ptx_wait_group,
     sync_threads as sync_threads,
@@ -546,9 +547,10 @@ def copy(src: Any, dst: Any, *, coalesced_width: builtins.int | None = None, dis
 
     Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
 
-    The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
-    or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
-    `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
+    The rest says how a GPU moves the data and changes no result. `eviction_policy` says how its caches keep what is
+    read from a tensor: "evict_normal", "evict_first" or "evict_last", or "no_allocate" for what is read once and
+    needs no room in the L1 cache. `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`,
+    `disable_tma`, `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ."""
 
 def copysign(x: Any, y: Any) -> Any:
     """`copysign(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
@@ -717,6 +719,12 @@ def nearbyint(x: Any) -> Any:
 
 def nibble(x: Any, y: Any, z: Any) -> Any:
     """`nibble(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
+def own_rows_begin(x: Any) -> Any:
+    """`own_rows_begin(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
+def own_rows_end(x: Any) -> Any:
+    """`own_rows_end(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
 def pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
@@ -1159,6 +1167,9 @@ __all__ = [
     "nearbyint",
     "nibble",
     "no_set_max_nreg",
+    "own_rows",
+    "own_rows_begin",
+    "own_rows_end",
     "parallel",
     "pdl_sync",
     "pdl_trigger",

@@ -57,6 +57,7 @@ class Loop:
     ping_pong: bool = False
     independent: bool = False
     factor: int = 0
+    skip: Expr | None = None
     asynchronous: bool = False
     policy: str = ""
 
@@ -101,7 +102,7 @@ class Loop:
             return
         made = For(
             self.kind, loop_vars, starts, stops, body, self.step, self.stages, self.order, self.stage,
-            self.layout, self.ping_pong, self.independent, self.factor,
+            self.layout, self.ping_pong, self.independent, self.factor, self.skip,
         )  # fmt: skip
         if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
             at.emit(AsyncLoop(made) if self.asynchronous else made)
@@ -320,7 +321,8 @@ def Parallel(
 def Pipelined(
     start: Scalar, stop: Scalar = None, num_stages: int = 0, order: Sequence[int] | None = None,
     stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
-    group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, annotations: Annotations = None,
+    group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, skip: Scalar = None,
+    annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
     """Run a loop from `start` up to `stop` in order, with copies up to `num_stages` iterations ahead.
 
@@ -330,12 +332,17 @@ def Pipelined(
     `ping_pong` is for a loop of products, arithmetic and products again (Hopper). Warpgroups take turns: one runs its
     products while the others do their arithmetic. `sync` and `annotations` are hints of TileLang's without effect.
     With `group`, lists of statements, `order` and `stage` count those, and the compiler keeps its own schedule.
+
+    With `skip`, the author promises that so many first iterations change nothing in the rows of T.own_rows. Such a loop
+    may leave them out, warpgroup by warpgroup. Under a causal mask, these are tiles that no row of a warpgroup sees.
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
         fix = "give a non-negative integer"
         raise error("bad_argument", None, op="T.Pipelined", name="num_stages", why=f"is {num_stages!r}", fix=fix)
     given: dict[str, tuple[int, ...]] = {} if group else {"order": tuple(order or ()), "stage": tuple(stage or ())}
-    return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, ping_pong=bool(ping_pong), **given)
+    skipped = None if skip is None else index_bound(skip, "T.Pipelined")
+    fields: dict[str, Any] = {"ping_pong": bool(ping_pong), "skip": skipped, **given}
+    return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, **fields)
 
 
 class Grid(Loop):

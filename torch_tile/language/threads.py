@@ -12,9 +12,9 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP
-from torch_tile.intrinsics import bulk, memory
+from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Const, Expr, Var, const, is_number, to_expr
+from torch_tile.ir.expr import Call, Const, Expr, Var, const, is_number, to_expr
 from torch_tile.ir.node import equal
 from torch_tile.language.trace import Tracer, tracer
 from torch_tile.tileop.base import need_choice
@@ -44,6 +44,20 @@ def get_thread_binding(dim: int = 0) -> Expr:
 def get_thread_bindings() -> tuple[Expr, ...]:
     """Return the running thread's index along each of three dimensions."""
     return tuple(get_thread_binding(d) for d in range(RANK))
+
+
+def own_rows(rows: int) -> tuple[Expr, Expr]:
+    """Return the first row and the end of the rows in which the running warpgroup computes, of a tile of `rows`.
+
+    On Hopper, warpgroups have 64 rows each where all products have `rows` rows and the policy FullRow. In all other
+    kernels these are 0 and `rows`. A kernel may leave work out for rows that are not its warpgroup's own.
+    """
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        fix = "give the number of rows of a tile, known when the kernel is traced"
+        raise error("bad_argument", None, op="T.own_rows", name="rows", why=f"is {rows!r}"[:60], fix=fix)
+    tracer("T.own_rows")
+    begin, end = (Call(name, (const(rows, dt.int32),), dt.int32) for name in wgmma.OWN_ROWS)
+    return begin, end
 
 
 def get_thread_extent(dim: int = 0) -> int:

@@ -25,6 +25,7 @@ from torch_tile.lowering.hopper.async_wgmma import DOUBLED, async_wgmma, resolve
 from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
+from torch_tile.lowering.hopper.resolve_own_rows import OWN, resolve_own_rows
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
@@ -45,6 +46,7 @@ Pass = Callable[[Program], Program]
 # The comment on each pass says what holds after it.
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
+    (resolve_own_rows, Stage.TILE),  # all rows of a tile are those of its only thread
     (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
     (elide_staging, Stage.TILE),  # products read right operands from global memory if inside bounds
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
@@ -56,11 +58,13 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
 )
 
 
-def cuda_passes(build: Build, no_roles: str = "", single: bool = False) -> tuple[tuple[Pass, Stage], ...]:
+def cuda_passes(
+    build: Build, no_roles: str = "", single: bool = False, shared_rows: bool = False
+) -> tuple[tuple[Pass, Stage], ...]:
     """Return the passes for a GPU; those that ask for the target or report to the author are bound to `build`.
 
     `no_roles`, a reason, keeps the threads of each kernel together; with `single` operands that threads write keep one
-    version.
+    version. With `shared_rows` no warpgroup has rows of its own.
     """
 
     def bound(step: Callable[..., Program], *rest: object) -> Pass:
@@ -76,6 +80,7 @@ def cuda_passes(build: Build, no_roles: str = "", single: bool = False) -> tuple
         (bound(widen_blocks), Stage.TILE),  # accumulators fit into registers, if more threads help
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(specialize_warps, no_roles), Stage.TILE),  # producer warps copy the tiles of products by wgmma ahead
+        (bound(resolve_own_rows, shared_rows), Stage.TILE),  # rows of a warpgroup are numbers, or its own
         (bound(choose_wgmma), Stage.TILE),  # products by wgmma without producer warps are marked
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(start_gathers), Stage.TILE),  # rows that a table names come by cp.async in other loops, too
@@ -124,11 +129,16 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
 def lower_for_gpu(program: Program, build: Build) -> Program:
     """Run the passes for a GPU. Where a kernel does not fit into shared memory, run them again with less of it: first
     with one version of what threads write, then without producer warps, whose tiles share no place with later ones.
+    Where warpgroups with rows of their own would have to meet, run them again without such rows.
     """
     try:
         return lower(program, cuda_passes(build))
     except TileError as problem:
         first = problem
+    if first.code == "divergent_hazard" and (told := _told(build, OWN)):
+        _forget(build)
+        build.remark(told[0], "T.own_rows", "all rows, as warpgroups exchange what they compute")
+        return lower(program, cuda_passes(build, shared_rows=True))
     if first.code == "shared_memory" and (told := _told(build, DOUBLED)):
         _forget(build)
         build.remark(told[0], "T.gemm", "one version of operands, as two need more shared memory than there is")

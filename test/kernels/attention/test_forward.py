@@ -217,6 +217,15 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (1, 150, 200, False, replace(APART, persistent=4, paired=True), 0),  # two blocks without a tile
         (3, 290, 330, True, replace(APART, persistent=2, paired=True, rounds_by_length=2), 0),  # parts of two heads
         (3, 330, 330, True, replace(APART, persistent=4, paired=True, rounds_by_length=1), 0),  # two rounds of pairs
+        (1, 200, 230, True, replace(APART, block_q=192, block_kv=128, threads=384, ping_pong=True, own_keys=True), 0),
+        (
+            1,
+            150,
+            260,
+            True,
+            replace(APART, block_q=128, threads=256, own_keys=True),
+            0,
+        ),  # warpgroups of two masked tiles
     ],
 )
 def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, splits):

@@ -310,9 +310,17 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     own_list = lists.place(span.sequence, head * members + member, span.first, counts)
                     listed = lists.steps(counts, own_list, keys)
                 first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
+                own, hidden = extremes, None
+                if config.own_keys:
+                    begin, own_end = T.own_rows(rows)
+                    own = span.first + begin, T.min(span.first + own_end - 1, span.length - 1)
+                    own_keys = spec.key_blocks(config, own, span.q_offset, window, span.keys, splits, split)
+                    hidden = end - own_keys[1]
                 unit = spec.unit(scale)
                 scale_log2 = unit * LOG2_E
-                for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
+                for iteration in T.Pipelined(
+                    end - first, num_stages=config.stages, ping_pong=config.ping_pong, skip=hidden
+                ):
                     step = end - 1 - iteration if spec.backwards(config) else first + iteration
                     if lists is not None:
                         step = lists.step(indices, own_list, step, keys, span.keys)
@@ -331,7 +339,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                         for i, j in T.Parallel(rows, keys):
                             product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
                             scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
-                    if spec.needs_mask(config, iteration, step, extremes, span.q_offset, window, span.keys):
+                    if spec.needs_mask(config, iteration, step, own, span.q_offset, window, span.keys):
                         limits = span.q_offset, window, span.keys
                         hide_keys(spec, [scores], -infinity, here.query, step * keys, *limits)
                     gain, sizes = 0.0, None

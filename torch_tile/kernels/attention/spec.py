@@ -38,6 +38,8 @@ class Config:
     `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
     Shares are even then; by pairs alone some blocks have none in the last round.
+    With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys only
+    in tiles that its own rows cut.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
@@ -62,6 +64,7 @@ class Config:
     narrow: bool = False
     paired: bool = False
     rounds_by_length: int = 0
+    own_keys: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""

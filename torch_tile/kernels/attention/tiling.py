@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from torch_tile.hardware import PER_THREAD, RESERVED, WARP, equal_share
+from torch_tile.hardware import PER_THREAD, RESERVED, WARP, WARPGROUP, equal_share
 from torch_tile.kernels.attention.sequences import DENSE
 from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
@@ -256,6 +256,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         config = replace(config, side=_side(config, spec, problem, machine))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
+    config = replace(config, own_keys=hopper is not None and _has_own_keys(config, spec))
     if hopper is not None and _may_persist(config, spec):
         lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
@@ -270,6 +271,15 @@ def _reads_small_pages(spec: Spec, problem: Problem, machine: Machine) -> bool:
     few = problem.rows <= 16 and spec.dtype.itemsize == 2 and not spec.scaled and bool(spec.layout.page)
     waves = _blocks(SMALL_PAGES, problem) / machine.num_sms
     return few and verdict("attention.small_pages", machine.target, False, page=spec.layout.page, waves=waves)
+
+
+def _has_own_keys(config: Config, spec: Spec) -> bool:
+    """Return whether warpgroups leave out key tiles of which they see nothing: where that was measured.
+
+    Tiles of operands, and values that are cleared behind a sequence's end, want all warpgroups in each step.
+    """
+    three = config.threads == 3 * WARPGROUP and spec.causal and spec.backwards(config)
+    return three and spec.layout.fixed and not spec.operands
 
 
 def _through_queries(spec: Spec) -> bool:

@@ -60,6 +60,7 @@ OTHERS = 32  # of its registers, for anything but fragments, where it has a seco
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 
+LEFT_OUT = "a warpgroup leaves out first iterations that change nothing in its rows"  # of the report
 DOUBLED = "in flight beside the arithmetic of the next iteration, with two versions of"  # of the report
 
 
@@ -83,6 +84,7 @@ class _Async(Rewriter):
         self.sums: IdSet[Buffer] = IdSet()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
         self.known = Ranges()
+        self.apart: IdSet[Var] = IdSet()  # names whose values differ between warpgroups
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Rewrite the roles of a kernel, then allocate the tiles that got a second version."""
@@ -91,8 +93,10 @@ class _Async(Rewriter):
         return _Reallocated(self.doubled)(new) if self.doubled else new
 
     def visit_Let(self, let: Let) -> Let:
-        """Record the range of a name for the statements that follow."""
+        """Record the range of a name for the statements that follow, and whether it differs between warpgroups."""
         self.known = self.known.define(let.var, let.value)
+        if self.apart.any_in(let.value) or any(n.role == "thread" for n in find(let.value, Var)):
+            self.apart.add(let.var)
         return let
 
     def visit_Role(self, role: Role) -> Role:
@@ -111,12 +115,17 @@ class _Async(Rewriter):
 
     def visit_For(self, loop: st.For) -> Stmt:
         """Rewrite a loop that has products in its body, after the loops inside it."""
-        new: st.For = self.children(loop)
+        found: st.For = self.children(loop)
+        new, skip = replace(found, skip=None) if found.skip is not None else found, found.skip
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(s in self.products for s in new.body.stmts):
             return new
         made = (
-            self._deferred(new) or self._skewed(new) or self._alternated(new) or self._doubled(new) or self._queued(new)
+            self._deferred(new)
+            or self._skewed(new, skip)
+            or self._alternated(new)
+            or self._doubled(new)
+            or self._queued(new)
         )
         return new if made is None else made
 
@@ -285,13 +294,19 @@ class _Async(Rewriter):
 
     # Loops of products, arithmetic and products.
 
-    def _skewed(self, loop: st.For) -> Stmt | None:
-        """Shift a loop by half an iteration; return None if its body has no such form."""
+    def _skewed(self, loop: st.For, skip: Expr | None) -> Stmt | None:
+        """Shift a loop by half an iteration; return None if its body has no such form.
+
+        Each warpgroup leaves its first `skip` iterations out, but for waits and releases. The arithmetic may then touch
+        nothing but registers.
+        """
         parts = self._parts(loop)
         if parts is None:
             return None
         k, stop = loop.vars[0], loop.stops[0]
-        lead, count, passed = _lead(loop, parts, self.known)
+        take, give, around = self._ping_pong(loop)
+        skipped = None if skip is None or not _in_registers(parts.between) else Var(f"{k.name}_skipped", int32, "let")
+        lead, count, passed = _lead(loop, parts, self.known, skipped, (*take, *give), self.apart)
         free, bound = _divided(replace(parts, between=tuple(s for s in parts.between if s not in passed)))
         ahead = simplify(k + 1)
 
@@ -299,7 +314,6 @@ class _Async(Rewriter):
             return Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
 
         following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
-        take, give, around = self._ping_pong(loop)
         body = [
             *take,
             *_all(following, _started(parts.first)),
@@ -317,7 +331,14 @@ class _Async(Rewriter):
         end = at(simplify(stop - 1))
         epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
         main = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        whole = _if_any((*lead, *around(main), *epilogue), stop)
+        if skipped is None:
+            whole = _if_any((*lead, *around(main), *epilogue), stop)
+        else:
+            bounded = simplify(binary("max", binary("min", skip, stop), ZERO))
+            left_out = _left_out(loop, parts, skipped, (*take, *give))
+            rest = If(binary("<", skipped, stop), Block((*lead, main, *epilogue)), Block(()))
+            whole = _if_any((Let(skipped, bounded, span=loop.span), *around(Block((left_out, rest)))), stop)
+            self.build.remark(loop.span, "T.Pipelined", LEFT_OUT)
         self._remark(
             next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the iteration before"
         )
@@ -534,12 +555,35 @@ class _Parts:
     last: tuple[Stmt, ...]
 
 
-def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
+def _left_out(loop: st.For, parts: _Parts, skipped: Var, passing: Sequence[Stmt]) -> Stmt:
+    """Build the iterations that a warpgroup leaves out: it waits for their tiles, releases them and passes its turns.
+
+    Another warpgroup multiplies in these iterations, and each has one turn in all iterations but the last one.
+    """
+    k, here = loop.vars[0], Var(loop.vars[0].name, int32, "loop")
+    at = Instance(IdMap([(k, here)]), IdMap(), fresh=True)
+    kept = [s for s in (*parts.first, *parts.release, *parts.second, *parts.last) if not isinstance(s, Gemm)]
+    passed = If(binary("<", here + 1, loop.stops[0]), Block(tuple(passing)), Block(()))
+    body = Block((*_all(at, kept), *([passed] if passing else [])))
+    return replace(loop, vars=(here,), stops=(skipped,), body=body)
+
+
+def _in_registers(stmts: Sequence[Stmt]) -> bool:
+    """Return whether statements touch nothing but registers of threads, and no thread waits in them."""
+    touched = [uses(s) for s in stmts]
+    buffers = [b for reads, writes in touched for b in (*(r.buffer for r in reads), *writes)]
+    return all(b.scope in ("fragment", "local", "var") for b in buffers) and not any(contains(s, Do) for s in stmts)
+
+
+def _lead(
+    loop: st.For, parts: _Parts, known: Ranges, skipped: Var | None, passing: Sequence[Stmt], apart: IdSet[Var]
+) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
     """Build the statements in front of a shifted loop: its first iterations, without the last one's second products.
 
     Usually that is one iteration. It is a few if they take branches that no later iteration takes. The branches of a
-    causal mask are such if the last keys come first. Also return the number of iterations, and these branches (by
-    identity).
+    causal mask are such if the last keys come first. Also return the end of these iterations, and these branches (by
+    identity). With `skipped`, the first iteration has that number. Ends may depend on names that differ between
+    warpgroups (`apart`). Each warpgroup then passes its turns here, so that all have equally many.
     """
     k, between = loop.vars[0], IdSet(parts.between)
     ends: IdMap[Stmt, Expr] = IdMap()
@@ -547,7 +591,8 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
         end = taken_until(n, loop) if one in between else None
         if end is not None and known.prove(binary("<=", end, const(MOST_LEADING, int32))):
             ends[one] = end
-    least = const(1, int32)
+    begin: Expr = ZERO if skipped is None else skipped
+    least = simplify(begin + 1)
     several = [end for end in ends.values() if not known.prove(binary("<=", end, least))]
 
     def iteration(k_now: Expr, *more: Stmt) -> list[Stmt]:
@@ -555,12 +600,13 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
         return [*_all(at, _sync(parts.first)), *_all(at, parts.release), *_all(at, parts.between), *_all(at, more)]
 
     if not several:
-        return iteration(ZERO), least, IdSet(ends)
+        return iteration(begin), least, IdSet(ends)
     name, here = Var(f"{k.name}_lead", int32, "let"), Var(k.name, int32, "loop")
     count = reduce(lambda a, b: binary("max", a, b), several)
     bounded = simplify(binary("max", binary("min", count, loop.stops[0]), least))
-    rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last)), Block(()))
-    first = replace(loop, vars=(here,), stops=(name,), body=Block(tuple(iteration(here, rest))))
+    passing = passing if skipped is not None or apart.any_in(count) else ()
+    rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last, *passing)), Block(()))
+    first = replace(loop, vars=(here,), starts=(begin,), stops=(name,), body=Block(tuple(iteration(here, rest))))
     return [Let(name, bounded, span=loop.span), first], name, IdSet(ends)
 
 
