@@ -39,8 +39,8 @@ class Config:
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
     Shares are even then; by pairs alone some blocks have none in the last round.
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
-    With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys only
-    in tiles that its own rows cut.
+    With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
+    only in tiles that its own rows cut.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
