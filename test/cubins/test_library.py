@@ -19,6 +19,9 @@ from torch_tile.jit import JITFunction
 
 READ_EARLY = {"combine_pieces"}  # its schedule, which is there before the kernel ahead of it begins
 CASES = {case.name: case for case in catalogue()}
+CHOICES = [
+    ("pairs of tiles", "paired"), ("persistent", "persistent"), ("tiles in turn", "in_order"), ("own keys", "own_keys")
+]  # fmt: skip
 CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capability in (80, 90, 120)}
 
 
@@ -51,9 +54,9 @@ def test_every_kernel_has_a_case():
     assert len(known) > 50 and not {f"{f.__module__}.{f.__name__}" for f in known - launched}
 
 
-@pytest.mark.parametrize(("case", "field"), [("pairs of tiles", "paired"), ("persistent", "persistent")])
+@pytest.mark.parametrize(("case", "field"), CHOICES)
 def test_cases_take_the_kernels_that_they_name(case, field):
-    """Only calls without a log-sum-exp do."""
+    """The first two only without a log-sum-exp."""
     (launch,) = launches(CASES[f"attention fp16 {case}"], CHIPS["sm_90a"])
     assert getattr(launch.choice[0], field)
 

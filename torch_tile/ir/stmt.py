@@ -56,8 +56,8 @@ class For(Stmt):
     `layout` belongs to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and
     "r"). With `ping_pong`, warpgroups take turns in starting products. With `independent`, the author promises that
     iterations of a PARALLEL nest never meet in an element. The text for a GPU has `factor` iterations of a SERIAL
-    loop side by side; where that is 0, the compiler chooses. The author promises that the first `skip` iterations of a
-    PIPELINED loop change nothing in the rows that are the running warpgroup's own (T.own_rows).
+    loop side by side; where that is 0, the compiler chooses. The first `skip` iterations of a PIPELINED loop
+    change nothing in the rows that T.own_rows gives, as the author promises.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)

@@ -720,12 +720,6 @@ def nearbyint(x: Any) -> Any:
 def nibble(x: Any, y: Any, z: Any) -> Any:
     """`nibble(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
-def own_rows_begin(x: Any) -> Any:
-    """`own_rows_begin(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
-
-def own_rows_end(x: Any) -> Any:
-    """`own_rows_end(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
-
 def pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
@@ -1168,8 +1162,6 @@ __all__ = [
     "nibble",
     "no_set_max_nreg",
     "own_rows",
-    "own_rows_begin",
-    "own_rows_end",
     "parallel",
     "pdl_sync",
     "pdl_trigger",

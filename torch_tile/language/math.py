@@ -42,7 +42,7 @@ from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import Scalar, need_choice
 
 # Those of ieee.py and random.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
-OTHERS = re.compile(rf"ieee_.*|table_nibble|table_place|{intrinsics.random.NAME}")
+OTHERS = re.compile(rf"ieee_.*|own_rows_.*|table_nibble|table_place|{intrinsics.random.NAME}")
 FUNCTIONS = tuple(
     n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not OTHERS.fullmatch(n)
 )

@@ -47,10 +47,10 @@ def get_thread_bindings() -> tuple[Expr, ...]:
 
 
 def own_rows(rows: int) -> tuple[Expr, Expr]:
-    """Return the first row and the end of the rows, of a tile of `rows`, in which the running warpgroup computes.
+    """Return the first row and the end of the running warpgroup's own rows, of a tile of `rows`.
 
-    On Hopper, warpgroups have 64 rows each where all products of a loop have `rows` rows and the policy FullRow. In all
-    other kernels these are 0 and `rows`. A kernel may leave work out for rows that are not its warpgroup's own.
+    On Hopper, warpgroups have 64 rows each where all products have `rows` rows and the policy FullRow. In all other
+    kernels these are 0 and `rows`. A kernel may leave work out for rows that are not its warpgroup's own.
     """
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
         fix = "give the number of rows of a tile, known when the kernel is traced"

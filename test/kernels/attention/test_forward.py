@@ -217,6 +217,7 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (1, 150, 200, False, replace(APART, persistent=4, paired=True), 0),  # two blocks without a tile
         (3, 290, 330, True, replace(APART, persistent=2, paired=True, rounds_by_length=2), 0),  # parts of two heads
         (3, 330, 330, True, replace(APART, persistent=4, paired=True, rounds_by_length=1), 0),  # two rounds of pairs
+        (3, 150, 230, False, replace(APART, persistent=4, in_order=True), 0),  # nine tiles in turn
         (1, 200, 230, True, replace(APART, block_q=192, block_kv=128, threads=384, ping_pong=True, own_keys=True), 0),
         (
             1,
@@ -272,7 +273,9 @@ def order_of(config, heads, blocks):
     return out.view(waves, config.persistent, 2)
 
 
-@pytest.mark.parametrize("order", [{}, *({"paired": True, "rounds_by_length": n} for n in range(4))], ids=str)
+@pytest.mark.parametrize(
+    "order", [{}, {"in_order": True}, *({"paired": True, "rounds_by_length": n} for n in range(4))], ids=str
+)
 @pytest.mark.parametrize("persistent", [1, 3, 4, 132])
 def test_persistent_blocks_take_each_tile_once(persistent, order):
     config = Config(persistent=persistent, **order)

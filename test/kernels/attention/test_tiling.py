@@ -143,6 +143,29 @@ def test_pairs_measured_on_an_h200(heads, length, changes, rounds):
     assert config.rounds_by_length == (rounds or 0)
 
 
+@pytest.mark.parametrize(
+    "heads, length, changes, in_order",
+    [
+        (32, 1024, {}, True),
+        (256, 1024, {}, True),
+        (64, 512, {}, True),
+        (33, 777, {}, True),
+        (32, 1024, {"lse": True}, True),
+        (32, 1024, {"grouped": True}, True),
+        (16, 1024, {}, False),  # less than a wave
+        (320, 1024, {}, False),  # not measured
+        (32, 1536, {}, False),
+        (32, 1024, {"windowed": True}, False),
+        (32, 1024, {"tile_dv": 64}, False),
+    ],
+)
+def test_tiles_in_turn_measured_on_an_h200(heads, length, changes, in_order):
+    """Persistent blocks without a mask take 0.93 to 0.98 of the time of a block for each tile."""
+    form = replace(FORM, tile_d=128, tile_dv=128, causal=False, shifted=False, lse=False)
+    config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
+    assert config.in_order == bool(config.persistent) == in_order
+
+
 def test_persistent_blocks_measured_on_an_h100():
     """Heads that share keys, all of which stay in the cache: 0.94 of the time of a block for each tile."""
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, grouped=True, shifted=False)

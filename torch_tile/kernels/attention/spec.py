@@ -38,7 +38,8 @@ class Config:
     `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
     Shares are even then; by pairs alone some blocks have none in the last round.
-    With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees, and hides keys
+    With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
+    With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
     only in tiles that its own rows cut.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
@@ -65,6 +66,7 @@ class Config:
     paired: bool = False
     rounds_by_length: int = 0
     own_keys: bool = False
+    in_order: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
@@ -85,7 +87,10 @@ class Config:
         return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
 
     def tile(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
-        """Return the rows and the head that a persistent block takes in its wave, longest first, of `tiles` in all."""
+        """Return the rows and the head that a persistent block takes in its wave, of `tiles` in all.
+
+        The longest come first, if not `in_order`.
+        """
         if self.paired and self.rounds_by_length:
             return self._pairs_then_by_length(wave, block, blocks, heads, tiles)  # type: ignore[no-any-return]
         if self.paired:
@@ -93,7 +98,7 @@ class Config:
             rank = tile % blocks
             return T.if_then_else(rank % 2 == 1, rank // 2, blocks - 1 - rank // 2), tile // blocks
         tile = wave * self.persistent + self._rank(wave, block)
-        return blocks - 1 - tile // heads, tile % heads
+        return (tile % blocks, tile // blocks) if self.in_order else (blocks - 1 - tile // heads, tile % heads)
 
     @T.macro
     def _pairs_then_by_length(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
@@ -117,8 +122,11 @@ class Config:
         return blocks - 1 - longer, T.if_then_else(in_pairs, pair // blocks, heads - 1 - place % width)
 
     def _rank(self, wave: Any, block: Any) -> Any:
-        """Return the place of a block in a wave: every other one runs backwards, so that the shares are even."""
-        return T.if_then_else(wave % 2 == 1, self.persistent - 1 - block, block)
+        """Return the place of a block in a wave: every other one runs backwards, so that the shares are even.
+
+        Tiles `in_order` are equally long.
+        """
+        return block if self.in_order else T.if_then_else(wave % 2 == 1, self.persistent - 1 - block, block)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """Return the block of rows, the key head, the sequence and the split of a block of the launch."""

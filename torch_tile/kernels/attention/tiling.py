@@ -255,6 +255,8 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
             return replace(lasting, paired=True, rounds_by_length=rounds)
+        if _runs_in_order(config, spec, problem, machine):
+            return replace(lasting, in_order=True)
         if _is_persistent(config, spec, problem, machine):
             return lasting
     return config
@@ -282,10 +284,15 @@ def _through_queries(spec: Spec) -> bool:
 
 
 def _may_persist(config: Config, spec: Spec) -> bool:
-    """Return whether blocks may take tile after tile: where that was measured. No log-sum-exp is stored."""
-    plain = spec.causal and not (spec.operands or spec.score or spec.windowed or spec.lists or spec.lse)
+    """Return whether blocks may take tile after tile: where that was measured."""
+    plain = not (spec.operands or spec.score or spec.windowed or spec.lists)
     one = spec.layout == DENSE and config.blocks == 1 and config.block_q == 128
     return plain and one and config.staged and not config.packed
+
+
+def _is_triangle(spec: Spec) -> bool:
+    """Return whether tiles are unequal, and no log-sum-exp is stored, with which persistent blocks gained nothing."""
+    return spec.causal and not spec.lse
 
 
 def _tiles(config: Config, problem: Problem) -> int:
@@ -300,10 +307,20 @@ def _rounds_by_length(config: Config, spec: Spec, problem: Problem, machine: Mac
     """
     pairs = _tiles(config, problem) / (2 * machine.num_sms)
     equal = spec.tile_d == spec.tile_dv == 128 and not spec.grouped and problem.rows >= 2 * config.block_q
-    if not equal or (pairs > 1 and -(-problem.rows // config.block_q) % 2):
+    if not _is_triangle(spec) or not equal or (pairs > 1 and -(-problem.rows // config.block_q) % 2):
         return None
     found: int | None = verdict("attention.rounds_by_length", machine.target, None, pairs=pairs, keys=problem.keys)
     return found
+
+
+def _runs_in_order(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether blocks take tile after tile where no mask makes tiles unequal.
+
+    The next tile's loads then run beside the end of a tile.
+    """
+    waves = _tiles(config, problem) / machine.num_sms
+    equal = not spec.causal and spec.tile_d == spec.tile_dv == config.block_kv == 128
+    return equal and verdict("attention.in_order", machine.target, False, waves=waves, keys=problem.keys)
 
 
 def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
@@ -313,7 +330,7 @@ def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machin
     values of all heads stay in the cache.
     """
     cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
-    return spec.grouped and cached and _tiles(config, problem) >= FEWEST_WAVES * machine.num_sms
+    return _is_triangle(spec) and spec.grouped and cached and _tiles(config, problem) >= FEWEST_WAVES * machine.num_sms
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:

@@ -306,8 +306,8 @@ class _Async(Rewriter):
     def _skewed(self, loop: st.For, skip: Expr | None) -> Stmt | None:
         """Shift a loop by half an iteration; return None if its body has no such form.
 
-        Each warpgroup leaves its first `skip` iterations out, but for waits and releases, if the arithmetic touches
-        nothing but its registers.
+        Each warpgroup leaves its first `skip` iterations out, but for waits and releases. The arithmetic may then touch
+        nothing but registers.
         """
         parts = self._parts(loop)
         if parts is None:
@@ -551,7 +551,7 @@ class _Parts:
     last: tuple[Stmt, ...]
 
 
-def _left_out(loop: st.For, parts: _Parts, skipped: Var, turn: Sequence[Stmt]) -> Stmt:
+def _left_out(loop: st.For, parts: _Parts, skipped: Var, passing: Sequence[Stmt]) -> Stmt:
     """Build the iterations that a warpgroup leaves out: it waits for their tiles, releases them and passes its turns.
 
     Another warpgroup multiplies in these iterations, and each has one turn in all iterations but the last one.
@@ -559,8 +559,8 @@ def _left_out(loop: st.For, parts: _Parts, skipped: Var, turn: Sequence[Stmt]) -
     k, here = loop.vars[0], Var(loop.vars[0].name, int32, "loop")
     at = Instance(IdMap([(k, here)]), IdMap(), fresh=True)
     kept = [s for s in (*parts.first, *parts.release, *parts.second, *parts.last) if not isinstance(s, Gemm)]
-    pass_turn = If(binary("<", here + 1, loop.stops[0]), Block(tuple(turn)), Block(()))
-    body = Block((*_all(at, kept), *([pass_turn] if turn else [])))
+    passed = If(binary("<", here + 1, loop.stops[0]), Block(tuple(passing)), Block(()))
+    body = Block((*_all(at, kept), *([passed] if passing else [])))
     return replace(loop, vars=(here,), stops=(skipped,), body=body)
 
 
@@ -571,14 +571,14 @@ def _in_registers(stmts: Sequence[Stmt]) -> bool:
 
 
 def _lead(
-    loop: st.For, parts: _Parts, known: Ranges, skipped: Var | None, turn: Sequence[Stmt], apart: IdSet[Var]
+    loop: st.For, parts: _Parts, known: Ranges, skipped: Var | None, passing: Sequence[Stmt], apart: IdSet[Var]
 ) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
     """Build the statements in front of a shifted loop: its first iterations, without the last one's second products.
 
     Usually that is one iteration. It is a few if they take branches that no later iteration takes. The branches of a
     causal mask are such if the last keys come first. Also return the end of these iterations, and these branches (by
-    identity). With `skipped`, the first iteration has that number. Where ends depend on names that differ between
-    warpgroups (`apart`), each warpgroup passes its turns here, so that all have equally many.
+    identity). With `skipped`, the first iteration has that number. Ends may depend on names that differ between
+    warpgroups (`apart`). Each warpgroup then passes its turns here, so that all have equally many.
     """
     k, between = loop.vars[0], IdSet(parts.between)
     ends: IdMap[Stmt, Expr] = IdMap()
@@ -599,8 +599,8 @@ def _lead(
     name, here = Var(f"{k.name}_lead", int32, "let"), Var(k.name, int32, "loop")
     count = reduce(lambda a, b: binary("max", a, b), several)
     bounded = simplify(binary("max", binary("min", count, loop.stops[0]), least))
-    turns = turn if skipped is not None or apart.any_in(count) else ()
-    rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last, *turns)), Block(()))
+    passing = passing if skipped is not None or apart.any_in(count) else ()
+    rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last, *passing)), Block(()))
     first = replace(loop, vars=(here,), starts=(begin,), stops=(name,), body=Block(tuple(iteration(here, rest))))
     return [Let(name, bounded, span=loop.span), first], name, IdSet(ends)
 

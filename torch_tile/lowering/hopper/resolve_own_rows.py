@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide which rows of a tile a warpgroup computes, for T.own_rows and the `skip` of T.Pipelined.
 
-A warpgroup has 64 rows of its own in a role that the compiler made, if all its products go by wgmma and give each
-warpgroup 64 rows. Elsewhere all rows are its own. Afterwards no call of T.own_rows is left, and only loops of such
+In roles that the compiler made, a warpgroup has 64 rows of its own. All products there go by wgmma and give each
+warpgroup as many rows. Elsewhere all rows are its own. Afterwards no call of T.own_rows is left, and only loops of such
 roles keep `skip`. The values of a kernel do not change: authors promise that for skipped iterations.
 """
 
