@@ -227,7 +227,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "endless_wait": (
         "the kernel waits for `{buffer}`, at which nobody arrives",
-        "arrive by T.mbarrier_arrive, also where T.tma_copy(src, dst, barrier=...) brings the bytes",
+        "arrive by T.mbarrier_arrive, behind T.tma_copy(src, dst, barrier=...) if that brings the tile",
     ),
     "miscounted": (
         "`{buffer}` waits for {count} arrivals in each phase, and {come} come: a wait never ends, or ends too early",

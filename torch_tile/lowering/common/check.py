@@ -684,10 +684,8 @@ def _endless_waits(kernel: Kernel) -> list[Diagnostic]:
     waits = [call for call in calls if call.name in ("mbarrier_wait", "own_phase")]
     places = IdSet(place for call in waits for place in call.args if isinstance(place, Address))
     lost = IdMap((place.buffer, place.span) for place in places)
-    # Bulk copies bring bytes, and do not arrive.
-    signals = IdSet(op.barrier for op in find(kernel.body, TmaCopy) if op.barrier is not None)
     for use in find(kernel.body, Address, Load) if lost else ():
-        if use not in (signals if isinstance(use, Load) else places):
+        if use not in places:
             lost.pop(use.buffer, None)
     return [diagnose("endless_wait", span, buffer=buffer.name) for buffer, span in lost.items()]
 

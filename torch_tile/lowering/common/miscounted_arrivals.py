@@ -70,6 +70,8 @@ class Arrivals:
         if buffer in self.unknown:
             return None
         arrivals, waits = self.arrivals.get(buffer, []), self.waits.get(buffer, [])
+        if waits and not arrivals:  # bulk copies bring bytes, and do not arrive
+            return diagnose("miscounted", waits[0].span, buffer=buffer.name, count=buffer.arrivals, come=0)
         places = {structure(index) for each in (*arrivals, *waits) for index in each.place}
         if len(buffer.shape) > 1 or not (buffer.static_shape == (1,) or _one_element(arrivals)) or not places:
             return None
