@@ -155,12 +155,13 @@ result = scale(inputs)
 def staged(A: T.Tensor((256, 64), "float16"), C: T.Tensor((256, 64), "float16")):
     with T.Kernel(1, threads=256) as _:
         a = T.alloc_shared((64, 64), "float16")
-        full = T.alloc_barrier(1)
+        full = T.alloc_barrier(128)
         empty = T.alloc_barrier(128)
         with T.ws(0):
             for k in T.serial(4):
                 T.mbarrier_wait_parity(empty, (k + 1) % 2)
                 T.tma_copy(A[k * 64:k * 64 + 64, :], a, barrier=full)
+                T.mbarrier_arrive(full)
         with T.ws(1):
             out = T.alloc_fragment((64, 64), "float16")
             for k in T.serial(4):

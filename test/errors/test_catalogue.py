@@ -27,6 +27,7 @@ WARNINGS = {
     "float_to_bool",
     "unread_write",
     "unread_tail",
+    "miscounted",
     "missing_index",
     "equal_elements",
 }

@@ -228,7 +228,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "endless_wait": (
         "the kernel waits for `{buffer}`, at which nobody arrives",
-        "arrive by T.mbarrier_arrive, or give it to a copy: T.tma_copy(src, dst, barrier=...)",
+        "arrive by T.mbarrier_arrive, behind T.tma_copy(src, dst, barrier=...) if that brings the tile",
+    ),
+    "miscounted": (
+        "`{buffer}` waits for {count} arrivals in each phase, and {come} come: a wait never ends, or ends too early",
+        "count the threads that arrive, as in T.alloc_barrier(128): all of a branch do, and T.tma_copy does not arrive",
     ),
     "unwritten": ("`{buffer}` is read here, and no statement before can have written it", "{fix}"),
     "unwritten_element": (
@@ -253,7 +257,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "cover it by the grid and the loops, as by T.ceildiv(N, block) blocks: writes beyond the end are dropped",
     ),
     "unread_tail": (
-        "`{part}` is not {verb} here: `{value}` takes {turns} steps of {step} elements, and there are {size}",
+        "`{part}` is not {verb} here: `{value}` takes {count} steps of {step} elements, and there are {size}",
         "{fix}",
     ),
     "no_schedule": (

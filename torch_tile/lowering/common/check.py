@@ -41,6 +41,7 @@ from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, Lo
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, iteration_races
+from torch_tile.lowering.common.miscounted_arrivals import Arrivals
 from torch_tile.lowering.common.unread_tails import outside_or_left_out
 from torch_tile.lowering.common.unread_writes import unread_writes
 from torch_tile.lowering.common.unwritten import unwritten_reads
@@ -97,6 +98,9 @@ class _Check(Rewriter):
         self.of_cluster: Divergence | None = None  # facts of a kernel whose clusters meet
         self.apart: Expr | None = None  # the condition around that only some threads of a cluster pass
         self.place: Span | None = None  # of the statement that is checked
+        self.loops: list[For | None] = []  # around; None for a `while`
+        self.is_choice = False  # whether a condition is around that is not one of threads
+        self.arrivals = Arrivals()
         # Calls of named barriers: which threads come, if that is known, and the condition that parts them.
         self.meetings: dict[int, list[tuple[Do, tuple[int, ...] | None, Expr | None]]] = {}
 
@@ -128,7 +132,10 @@ class _Check(Rewriter):
         self.here, self.meetings = range(math.prod(kernel.threads)), {}
         meets = any(found.scope is Scope.CLUSTER for one in find(kernel.body, Do) if (found := intrinsic_of(one)))
         self.of_cluster = Divergence(kernel, arrays=True, cluster=True) if meets else None
+        self.arrivals = Arrivals()
         self.children(kernel)
+        counts = ((node.buffer, node.span) for node in find(kernel.body, Alloc) if node.buffer.scope == "barrier")
+        self.doubtful += self.arrivals.diagnostics(IdMap(counts))
         self._report_lonely(len(self.here))
         return kernel
 
@@ -179,10 +186,12 @@ class _Check(Rewriter):
             counted = loop if isinstance(loop, For) else None
             guards = [Guard(bound, None, counted)] if bound is not None else []
             guards += [Guard(leaving, None)] if leaving is not None else []
+        self.loops.append(loop if isinstance(loop, For) else None)
         outer, apart = self.apart, self.of_cluster.divergence_of(loop) if self.of_cluster is not None else None
         self.apart = outer if apart is None else apart
         self._within(self.ranges, path, loop.body, runs, tuple(guards))
         self.apart = outer
+        self.loops.pop()
 
     def _parts(self, value: Expr) -> bool:
         """Return whether threads may see different values."""
@@ -232,9 +241,11 @@ class _Check(Rewriter):
         self(node.condition)
         outer = self.apart
         self.apart = node.condition if self._may_diverge(node.condition, self.of_cluster) else outer
+        is_choice = self.is_choice
+        self.is_choice |= not self._is_of_threads(node.condition)
         self._under(node.condition, True, node.then, self._guards(node.condition, True))
         self._under(node.condition, False, node.otherwise, self._guards(node.condition, False))
-        self.apart = outer
+        self.apart, self.is_choice = outer, is_choice
         return node
 
     def _guards(self, condition: Expr, holds: bool) -> tuple[Guard, ...]:
@@ -309,7 +320,22 @@ class _Check(Rewriter):
                 self._report_meeting(_parted_barrier(self.place, parting, whole))
             elif found.scope is Scope.GROUP and found.sync in (Sync.BARRIER, Sync.ARRIVE):
                 self._number(node)
+        self._arrive(node)
         return self.children(node)
+
+    def _arrive(self, node: Do) -> None:
+        """Count the threads that arrive at an mbarrier or wait for it here."""
+        assert isinstance(node.call, Call)
+        call = node.call
+        for at in (each for each in call.args if isinstance(each, Address) and each.buffer.scope == "barrier"):
+            count = None if self.is_choice or not self.runs else self._count_of_comers()
+            span = node.span or self.place
+            if call.name == "mbarrier_arrive" and len(call.args) == 1:
+                self.arrivals.arrive(at, self.loops, count, span)
+            elif call.name == "mbarrier_wait":
+                self.arrivals.wait(at, self.loops, count, span)
+            elif call.name not in ("mbarrier_expect", "own_phase"):
+                self.arrivals.unknown.add(at.buffer)
 
     def visit_Call(self, call: Call) -> Expr:
         """Check that whole warps reach what their lanes do together."""
@@ -333,6 +359,22 @@ class _Check(Rewriter):
         """Report a meeting once, also if the author's call consists of several."""
         if not any(each.code == found.code and each.span == found.span for each in self.found):
             self.found.append(found)
+
+    def _is_of_threads(self, condition: Expr) -> bool:
+        """Return whether each part of a condition differs between threads."""
+        if isinstance(condition, Binary) and condition.op in LOGICAL:
+            return self._is_of_threads(condition.a) and self._is_of_threads(condition.b)
+        return self._diverges(condition, self.divergence)
+
+    def _count_of_comers(self) -> int | None:
+        """Return how many threads reach this statement; None if that is not known."""
+        if not self.guards:
+            return len(self.here)
+        if self.thread is None or any(holds is None for _, holds, _ in self.guards):
+            return None
+        known = Substitute(self.names)
+        around = [known(c if holds else unary("not", c)) for c, holds, _ in self.guards]
+        return len(passing(around, self.thread - self.here.start, len(self.here)) or ()) or None
 
     def _number(self, node: Do) -> None:
         """Record which threads come to a named barrier; report too many of them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the ends of tensors that a kernel leaves out, because its blocks or iterations are too few.
 
-Blocks or iterations take equal steps from the begin of a dimension, and what is left behind the last one is shorter
-than a step. Or some blocks begin behind the end of another dimension, as where counts are swapped. Each access counts
+Blocks or iterations take equal steps from the begin of a dimension. What is left behind the last one is shorter than a
+step. Or some blocks begin behind the end of another dimension, as where counts are swapped. Each access counts
 for the box that holds all of its elements, so that only certain gaps are reported. Only tensors of known sizes are
 looked at. Windows whose results lie side by side, as those of pooling, may leave out a rest.
 """
@@ -29,7 +29,7 @@ LEAST_ROW = 8  # elements between writes of two blocks; records of fewer fields 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Equal steps of one value through a dimension: `turns` of `step` elements, from the first element on.
+    """Equal steps of one value through a dimension: `count` of `step` elements, from the first element on.
 
     `key` is equal for values of one meaning.
     """
@@ -37,7 +37,7 @@ class Sweep:
     key: Hashable
     value: Expr
     step: int
-    turns: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Tensors:
                 if any(each[dim].end > end and (each[dim].begin > 0 or is_written) for each in reaches):
                     continue  # another access takes the rest
                 is_short = size - end < sweep.step and not self._may_end(sweep, is_written)
-                if sweep.turns * sweep.step == end < size and (is_short or behind):
+                if sweep.count * sweep.step == end < size and (is_short or behind):
                     part = (
                         f"{buffer.name}[{', '.join(f'{end}:{size}' if d == dim else ':' for d in range(len(sizes)))}]"
                     )
@@ -113,7 +113,7 @@ class _Tensors:
     ) -> Diagnostic:  # fmt: skip
         """Return the diagnostic for a part of a tensor that a sweep leaves out."""
         count = self.counts.get(sweep.value) if isinstance(sweep.value, Var) else None
-        notes = [(count, f"`{sweep.value!r}` takes {sweep.turns} values here")] if count else []
+        notes = [(count, f"`{sweep.value!r}` takes {sweep.count} values here")] if count else []
         beyond = "writes behind the end are dropped" if is_written else "reads behind the end give 0"
         fix = f"round the count of blocks or iterations up, T.ceildiv({size}, {sweep.step}): {beyond}; "
         fix += "or give the kernel the part that is meant"
@@ -121,7 +121,7 @@ class _Tensors:
             fix = f"others begin behind the end of dimension {behind[0]}: swap their counts, their names or the indices"
         return diagnose(
             "unread_tail", span, notes, part=part, verb="written" if is_written else "read", size=size,
-            value=repr(sweep.value), turns=sweep.turns, step=sweep.step, fix=fix,
+            value=repr(sweep.value), count=sweep.count, step=sweep.step, fix=fix,
         )  # fmt: skip
 
     def _may_end(self, sweep: Sweep, is_written: bool) -> bool:
@@ -189,8 +189,8 @@ class _Accesses(InOrder):
         reaches = []
         for start, extent, size, (low, end) in zip(starts, extents, sizes, box, strict=True):
             sweeps = tuple(self._sweeps(start)) if isinstance(extent, Const) else ()
-            is_idle = any(sweep.turns == 0 for sweep in sweeps)
-            begin = sum((sweep.turns - 1) * sweep.step for sweep in sweeps if sweep.step > 1)
+            is_idle = any(sweep.count == 0 for sweep in sweeps)
+            begin = sum((sweep.count - 1) * sweep.step for sweep in sweeps if sweep.step > 1)
             is_behind = begin >= size and self.is_exact(start) and not self.outer.ranges.prove(start < size)
             reaches.append(Reach(low, 0 if is_idle else end, is_behind and not is_idle, span, sweeps))
             if kind is self.tensors.writes:
