@@ -16,7 +16,7 @@ from torch_tile.kernels.linear_attention.delta_torch import normalized
 from torch_tile.kernels.linear_attention.segments import segments_for
 from torch_tile.kernels.linear_attention.tiles import Config, config_for, scan_config_for
 
-TINY = Config(16, 16, 16, 16, base=8, threads=32, key_threads=32, stages=1)
+TINY = Config(16, 16, 16, 16, base=8, key_columns=16, key_step=16, threads=32, key_threads=32, stages=1)
 
 
 def recurrence(q, k, v, g, beta, state=None, starts=None, scale=None, normalize=False):
@@ -187,26 +187,43 @@ def test_empty(shape):
     assert dq.shape == q.shape and dv.shape == shape and dstate.shape == state.shape
 
 
-@pytest.mark.parametrize(("capability", "states", "values"), [(90, 16, 16), (90, 17, 32), (80, 1, 32)])
-def test_blocks_of_the_scan_have_few_values_where_all_run_at_once(capability, states, values):
+@pytest.mark.parametrize(
+    ("capability", "states", "packed", "values", "threads"),
+    [
+        (90, 16, False, 16, 128),
+        (90, 17, False, 32, 128),
+        (90, 34, False, 64, 128),
+        (90, 67, False, 128, 256),
+        (90, 67, True, 32, 128),
+        (80, 1, False, 32, 128),
+    ],
+)
+def test_blocks_of_the_scan_have_few_values_where_all_run_at_once(capability, states, packed, values, threads):
     machine = Machine(Target("cuda", capability), 132)
     config = config_for(torch.bfloat16, 128, machine)
-    assert scan_config_for(config, machine, states, 128) == replace(config, value_tile=values)
+    found = scan_config_for(config, machine, states, 128, packed)
+    assert found == replace(config, value_tile=values, threads=threads)
 
 
 @pytest.mark.parametrize(
-    ("capability", "states", "chunks", "segments"),
+    ("capability", "states", "chunks", "gradients", "segments"),
     [
-        (90, 16, 64, 4),
-        (90, 17, 64, 1),
-        (90, 8, 64, 8),
-        (90, 8, 31, 4),
-        (90, 8, 20, 4),
-        (90, 8, 19, 1),
-        (90, 1, 999, 16),
-        (80, 8, 64, 1),
+        (90, 16, 64, False, 4),
+        (90, 17, 64, False, 1),
+        (90, 8, 64, False, 8),
+        (90, 8, 31, False, 4),
+        (90, 8, 20, False, 4),
+        (90, 8, 19, False, 1),
+        (90, 1, 999, False, 16),
+        (80, 8, 64, False, 1),
+        (90, 16, 64, True, 8),
+        (90, 33, 64, True, 4),
+        (90, 34, 64, True, 1),
+        (90, 8, 64, True, 8),
+        (90, 8, 23, True, 1),
     ],
 )
-def test_sequences_are_cut_into_as_many_segments_as_run_at_once(capability, states, chunks, segments):
+def test_sequences_are_cut_into_as_many_segments_as_run_at_once(capability, states, chunks, gradients, segments):
     machine = Machine(Target("cuda", capability), 132)
-    assert segments_for(config_for(torch.bfloat16, 128, machine), machine, states, 128, chunks) == segments
+    config = config_for(torch.bfloat16, 128, machine)
+    assert segments_for(config, machine, states, 128, chunks, gradients) == segments

@@ -103,6 +103,16 @@ def test_two_tiles_in_turn():
     assert sink_store_waits(made) is made
 
 
+def test_reads_need_no_wait():
+    """A product, or a thread, may read a tile that a bulk store reads."""
+    read = Store(B, (ZERO, TX), Load(A, (ZERO, TX)))
+    made = sink_store_waits(program(loop(write(A), start(A), read, write(B))))
+    assert waits(made) == [(0, "a"), (0, "a")]
+    (body,) = (n.body for n in walk(made) if isinstance(n, For))
+    assert [type(s).__name__ for s in body.stmts] == ["If", "Store", "If", "Store", "Store"]
+    check(made)
+
+
 def test_one_tile_waits_before_it_is_written():
     made = sink_store_waits(program(loop(write(A), start(A), trips=N)))
     assert waits(made) == [(0, "a"), (0, "a")]

@@ -163,6 +163,54 @@ def channel_pairs(config: Config, spec: Spec) -> Any:
 
 
 @library_jit
+def pair_gradients(config: Config, spec: Spec) -> Any:
+    """Build the kernel for what gradients weigh pairs of a chunk's times with, `[B, L, H, chunk]`, without beta.
+
+    `of_queries[i, j]` is for q[i] and k[j], `of_keys[i, j]`, the last of the others, for k[i] and k[j] under the delta
+    rule.
+    """
+    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
+    of_delta = [s.like_values(), *s.pairs_of_delta()] if spec.delta else []
+
+    @T.prim_func
+    def delta_pair_gradients(
+        grad: s.values("grad"),
+        errors: s.errors(),
+        *others: [*s.table(), *of_delta],
+        of_queries: s.pairs(),
+        slots: T.int32,
+        scale: compute,
+    ):
+        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
+            first, count = place_of(s, others[0] if spec.packed else None, slot)
+            grad_tile = T.alloc_shared((size, tile), spec.dtype)
+            error_tile = T.alloc_shared((size, tile), spec.dtype)
+            acc = T.alloc_fragment((size, size), compute)
+            T.clear(acc)
+            if spec.delta:
+                dv_tile = T.alloc_shared((size, tile), spec.dtype)
+                acc_keys = T.alloc_fragment((size, size), compute)
+                T.clear(acc_keys)
+            for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
+                T.copy(grad[bz, first : first + size, head, n * tile : n * tile + tile], grad_tile)
+                T.copy(errors[bz, first : first + size, head, n * tile : n * tile + tile], error_tile)
+                T.gemm(grad_tile, error_tile, acc, transpose_B=True)
+                if spec.delta:
+                    T.copy(others[-2][bz, first : first + size, head, n * tile : n * tile + tile], dv_tile)
+                    T.gemm(dv_tile, error_tile, acc_keys, transpose_B=True)
+            for i, j in T.Parallel(size, size):
+                path = T.logical_and(i >= j, i < count)
+                acc[i, j] = T.if_then_else(path, acc[i, j] * scale, 0.0)
+                if spec.delta:
+                    acc_keys[i, j] = T.if_then_else(T.logical_and(i > j, path), -acc_keys[i, j], 0.0)
+            store_rows(s, acc, of_queries, (bz, first, count, head, 0))
+            if spec.delta:
+                store_rows(s, acc_keys, others[-1], (bz, first, count, head, 0))
+
+    return delta_pair_gradients
+
+
+@library_jit
 def channel_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q, k and g, all `[B, L, H, K]`, where channels decay.
 

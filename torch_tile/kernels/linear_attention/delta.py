@@ -165,7 +165,6 @@ def scan_states(config: Config, spec: Spec) -> Any:
             state = T.alloc_fragment((rows, columns), compute)
             said = T.alloc_fragment((size, columns), compute)
             found = T.alloc_fragment((size, columns), compute)
-            stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
             if spec.channels:
                 later = T.alloc_shared((size, rows), spec.dtype)
@@ -188,12 +187,10 @@ def scan_states(config: Config, spec: Spec) -> Any:
                     for i in T.Parallel(rows):
                         log = others[at_more + 1][bz, first + count - 1, head, T.min(i, s.k - 1)]
                         keeps[i] = T.if_then_else(i < s.k, T.exp2(log), 0.0)
-                if config.staged:  # apart from `state_tile`: a bulk copy still reads it when the next state comes
-                    T.copy(state, stored)
-                T.copy(stored, states[bz, begin + n, head, 0:rows, at : at + columns])
-                keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
-                if spec.delta:
+                if spec.delta or config.staged:
                     T.copy(state, state_tile)
+                T.copy(state_tile if config.staged else state, states[bz, begin + n, head, 0:rows, at : at + columns])
+                keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
                 for i, j in T.Parallel(rows, columns):
                     state[i, j] *= keeps[i] if spec.channels else keep
                 if spec.delta:
@@ -386,11 +383,13 @@ class Chunks:
     grown_q, grown_k, later: queries and keys to multiply states with. Where channels decay, they have decayed since the
     start of their chunk, or decay until its end; elsewhere the kernels weigh rows, and they are q, k and k.
     reads: keys `[B, L, H, K]` that errors come from, if not from k; where channels decay.
+    gradients: whether gradients are asked, whose segments differ.
     """
 
     def __init__(
         self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor,
         reads: torch.Tensor | None = None,
+        gradients: bool = False,
     ) -> None:  # fmt: skip
         self.machine, self.args, self.scale = machine, args, scale_of(args)
         self.v = dense_last(args.v)
@@ -407,18 +406,20 @@ class Chunks:
         self.compute = compute_dtype(args.v.dtype)
         self.sequences, size = sequences_of(args), self.config.chunk
         states = self.sequences * self.heads
-        self.scan_config = whole or scan_config_for(self.config, self.machine, states, self.values)
         packed = args.cu_seqlens is not None
         self.slots = self.length // size + self.sequences if packed else -(-self.length // size)
         self.segment_config = self.config
         if self.config.fused_values and not (packed or channels):
-            segments = segments_for(self.config, self.machine, states, self.values, self.slots)
+            segments = segments_for(self.config, self.machine, states, self.values, self.slots, gradients)
             self.segment_config = config or replace(self.config, segments=segments)
-        if self.segment_config.segments > 1:  # which fill the GPU, so that no tile need be narrow
-            self.scan_config = replace(self.segment_config, value_tile=self.config.fused_values)
+        self.scan_config = self.segment_config
+        if config is None:
+            states *= self.segment_config.segments
+            self.scan_config = scan_config_for(self.segment_config, self.machine, states, self.values, packed)
         starts = args.cu_seqlens.dtype if packed else None
         beta = None if args.beta is None else args.beta.dtype
-        self.spec = Spec(args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads))
+        facts = args.v.dtype, args.g.dtype, beta, None, starts, vector, channels, bool(self.reads)
+        self.spec = Spec(*facts, shared=self.groups < self.heads)
         self.given = q, k
         self.q, self.k = (self.normalized(t) for t in (q, k)) if args.use_qk_l2norm else (q, k)
         self.starts = [args.cu_seqlens] if packed else []

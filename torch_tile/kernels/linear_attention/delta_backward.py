@@ -19,7 +19,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import dense_last, dot_rows, into, machine_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.args import GRADIENTS, GatedDeltaRuleBackwardArgs, empty_gradients
-from torch_tile.kernels.linear_attention.channels import channel_gradients
+from torch_tile.kernels.linear_attention.channels import channel_gradients, pair_gradients
 from torch_tile.kernels.linear_attention.delta import NORM_ROWS, Chunks, fits
 from torch_tile.kernels.linear_attention.delta_torch import NORM_EPS, gradient_reference
 from torch_tile.kernels.linear_attention.tiles import (
@@ -80,7 +80,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             grad_tile = T.alloc_shared((size, columns), spec.dtype)
             weight = T.alloc_shared((size, size), spec.dtype)
             state_tile = T.alloc_shared((rows, columns), spec.dtype)
-            own_grad = T.alloc_shared((size, columns), spec.dtype)
+            own_grad = T.alloc_shared((size, columns), spec.dtype) if spec.packed else grad_tile
             of_errors = T.alloc_shared((size, columns), spec.dtype)
             weighed = T.alloc_shared((both, columns), spec.dtype)
             seen_tile = T.alloc_shared((size,), compute)
@@ -90,8 +90,8 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
             state = T.alloc_fragment((rows, columns), compute)
             added = T.alloc_fragment((rows, columns), compute)
             acc = T.alloc_fragment((size, columns), compute)
-            found = T.alloc_fragment((size, columns), compute)
-            stored = T.alloc_shared((rows, columns), spec.dtype) if config.staged else state
+            found = T.alloc_fragment((size, columns), compute) if spec.delta else acc
+            stored = state_tile if config.staged else state  # a bulk copy reads it beside the products
             found_tile = T.alloc_shared((size, columns), spec.dtype) if by_tiles else found
             if spec.delta:
                 inverse = T.alloc_shared((size, size), spec.dtype)
@@ -124,30 +124,26 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 T.copy(left[bz, head, first : first + size], left_tile)
                 T.copy(state, state_tile)
                 if not spec.apart:
-                    if config.staged:  # not `state_tile`: a bulk copy still reads it when the next state comes
-                        T.copy(state, stored)
                     T.copy(stored, behind[bz, slot, head, 0:rows, at : at + columns])
                 keep = weigh_times(s, seen_tile, left_tile, count, own, factor)
                 for i, j in T.Parallel(size, columns):
                     value = T.if_then_else(i < count, T.cast(grad_tile[i, j], compute), 0.0)
-                    own_grad[i, j] = T.cast(value, spec.dtype)
+                    if spec.packed:  # else what is behind the last time was loaded as 0
+                        own_grad[i, j] = T.cast(value, spec.dtype)
                     weighed[i, j] = T.cast(value * own[i] * scale, spec.dtype)
                 if spec.channels or not spec.delta:
                     T.gemm(later, state_tile, acc, clear_accum=True)
                 else:
                     T.gemm(tile[size : 2 * size, 0:rows], state_tile, acc, clear_accum=True)
                 for i, j in T.Parallel(size, columns):
-                    acc[i, j] *= factor[i]  # before the next product, so that none is in flight while its operand comes
-                T.gemm(weight, own_grad, found, transpose_A=True, clear_accum=True)
+                    acc[i, j] *= factor[i]
+                T.gemm(weight, own_grad, acc, transpose_A=True)
                 if spec.delta:
                     for i, j in T.Parallel(size, columns):
-                        of_errors[i, j] = T.cast(acc[i, j] + found[i, j], spec.dtype)
+                        of_errors[i, j] = T.cast(acc[i, j], spec.dtype)
                     T.gemm(inverse, of_errors, found, transpose_A=True, clear_accum=True)
                     for i, j in T.Parallel(size, columns):
                         weighed[size + i, j] = T.cast(-own[i] * found[i, j], spec.dtype)
-                else:
-                    for i, j in T.Parallel(size, columns):
-                        found[i, j] += acc[i, j]
                 if not spec.apart:
                     if by_tiles:
                         T.copy(found, found_tile)
@@ -163,94 +159,6 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
                 T.copy(state, of_first[sequence, head, 0:rows, at : at + columns])
 
     return delta_scan_gradients
-
-
-@library_jit
-def pair_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for what gradients weigh pairs of a chunk's times with, `[B, L, H, chunk]`, and their sums.
-
-    `of_queries[i, j]` is for q[i] and k[j], `of_keys[i, j]`, the last of the others, for k[i] and k[j] under the delta
-    rule. `outs[i]` sums up all products of a time as output, `ins[j]` as input, without beta[j]. Where channels decay,
-    weights are without beta, too, and no sums are stored.
-    """
-    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
-
-    @T.prim_func
-    def delta_pair_gradients(
-        q: s.keys("q"),
-        k: s.keys("k"),
-        grad: s.values("grad"),
-        dv: s.like_values(),
-        errors: s.errors(),
-        decays: s.per_time(),
-        betas: s.per_time(),
-        *others: [*s.table(), *s.pairs_of_delta()],
-        of_queries: s.pairs(),
-        outs: s.per_time(),
-        ins: s.per_time(),
-        slots: T.int32,
-        scale: compute,
-    ):
-        with T.Kernel(s.h, slots, s.b, threads=config.threads) as (head, slot, bz):
-            T.annotate_min_blocks_per_sm(config.key_blocks)
-            group = head // (s.h // s.g)
-            first, count = place_of(s, others[0] if spec.packed else None, slot)
-            q_tile = T.alloc_shared((size, tile), spec.dtype)
-            k_tile = T.alloc_shared((size, tile), spec.dtype)
-            grad_tile = T.alloc_shared((size, tile), spec.dtype)
-            error_tile = T.alloc_shared((size, tile), spec.dtype)
-            acc, scores = (T.alloc_fragment((size, size), compute) for _ in range(2))
-            sums = T.alloc_fragment((size, size), compute)
-            row_sums = T.alloc_fragment((size,), compute)
-            column_sums = T.alloc_fragment((size,), compute)
-            own = T.alloc_shared((size,), compute)
-            factor = T.alloc_shared((size,), compute)
-            T.clear(acc)
-            T.clear(scores)
-            if spec.delta:
-                dv_tile = T.alloc_shared((size, tile), spec.dtype)
-                acc_keys, scores_keys = (T.alloc_fragment((size, size), compute) for _ in range(2))
-                T.clear(acc_keys)
-                T.clear(scores_keys)
-            load_times(s, decays, betas, (bz, first, count, head), own, factor)
-            if not spec.channels:
-                for n in T.Pipelined(T.ceildiv(s.k, tile), num_stages=config.stages):
-                    T.copy(q[bz, first : first + size, group, n * tile : n * tile + tile], q_tile)
-                    T.copy(k[bz, first : first + size, group, n * tile : n * tile + tile], k_tile)
-                    T.gemm(q_tile, k_tile, scores, transpose_B=True)
-                    if spec.delta:
-                        T.gemm(k_tile, k_tile, scores_keys, transpose_B=True)
-            for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=config.stages):
-                T.copy(grad[bz, first : first + size, head, n * tile : n * tile + tile], grad_tile)
-                T.copy(errors[bz, first : first + size, head, n * tile : n * tile + tile], error_tile)
-                T.gemm(grad_tile, error_tile, acc, transpose_B=True)
-                if spec.delta:
-                    T.copy(dv[bz, first : first + size, head, n * tile : n * tile + tile], dv_tile)
-                    T.gemm(dv_tile, error_tile, acc_keys, transpose_B=True)
-            for i, j in T.Parallel(size, size):
-                path = T.logical_and(i >= j, i < count)
-                weight = T.exp2(T.if_then_else(path, own[i] - own[j], 0.0))
-                value = T.if_then_else(path, acc[i, j] * weight * scale, 0.0)
-                sums[i, j] = value * scores[i, j]
-                acc[i, j] = value if spec.channels else value * factor[j]
-                if spec.delta:
-                    value = T.if_then_else(T.logical_and(i > j, path), -acc_keys[i, j] * weight, 0.0)
-                    sums[i, j] += value * scores_keys[i, j]
-                    acc_keys[i, j] = value if spec.channels else value * factor[j]
-            store_rows(s, acc, of_queries, (bz, first, count, head, 0))
-            if spec.delta:
-                store_rows(s, acc_keys, others[-1], (bz, first, count, head, 0))
-            if not spec.channels:
-                T.reduce_sum(sums, column_sums, dim=0)
-                for i, j in T.Parallel(size, size):
-                    sums[i, j] *= factor[j]
-                T.reduce_sum(sums, row_sums, dim=1)
-                for i in T.Parallel(size):
-                    if i < count:
-                        outs[bz, head, first + i] = row_sums[i]
-                        ins[bz, head, first + i] = column_sums[i]
-
-    return delta_pair_gradients
 
 
 @T.macro
@@ -272,12 +180,16 @@ def dot_states(before: Any, after: Any, products: Any) -> None:
 def key_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel for the gradients of q and k, summed over the heads of a group.
 
-    For each time and head it also stores what states add to sums over a time, as output and input. For each chunk it
-    stores the dot product of the next state's gradient and the decayed previous state. All three come in parts.
+    For each time and head it also sums up all products as output and as input without beta. For each chunk it finds
+    what the state behind it adds to sums over its times. From these come the gradients of g and beta, the last of the
+    others, if a block has all keys. Else `decay_gradients` gets all three in parts of the keys. The first part has the
+    products of pairs of a chunk's times.
     """
-    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_tile
-    parts = T.dynamic("parts")
-    stages = config.stages if config.key_blocks > 1 else 1  # more would not fit
+    s, compute, size, tile = Sizes(config, spec), spec.compute, config.chunk, config.key_columns
+    step, most = config.key_step, config.keys // config.key_columns
+    whole = most == 1
+    found = s.gradients_of_rates() if whole else s.parts_of_sums()
+    stages = config.stages if config.staged and not spec.shared else 1  # more would not fit
 
     @T.prim_func
     def delta_key_gradients(
@@ -288,110 +200,164 @@ def key_gradients(config: Config, spec: Spec) -> Any:
         errors: s.errors(),
         states: s.states(),
         behind: s.states(),
-        of_queries: s.pairs(),
         decays: s.per_time(),
         betas: s.per_time(),
-        *others: [*s.table(), *s.pairs_of_delta()],
+        *others: [*s.table(), *found],
         dq: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
         dk: T.Tensor((s.b, s.length, s.g, s.k), spec.dtype),
-        outs: T.Tensor((s.b, s.h, parts, s.length), compute),
-        ins: T.Tensor((s.b, s.h, parts, s.length), compute),
-        ends: T.Tensor((s.b, s.h, parts, s.slots_of), compute),
         slots: T.int32,
         scale: compute,
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
-            T.annotate_min_blocks_per_sm(config.key_blocks)
             group, part = bx // tiles, bx % tiles
-            at, members = part * tile, s.h // s.g
+            at, members = part * tile, s.h // s.g if spec.shared else 1
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
             k_tile = T.alloc_shared((size, tile), spec.dtype)
+            logs = T.alloc_shared((size,), compute)
             own = T.alloc_shared((size,), compute)
             factor = T.alloc_shared((size,), compute)
             left = T.alloc_shared((size,), compute)
-            grad_tile = T.alloc_shared((size, tile), spec.dtype)
-            dv_tile = T.alloc_shared((size, tile), spec.dtype) if spec.delta else grad_tile
-            error_tile = T.alloc_shared((size, tile), spec.dtype)
-            before = T.alloc_shared((tile, tile), spec.dtype)
-            after = T.alloc_shared((tile, tile), spec.dtype)
-            weight = T.alloc_shared((size, size), spec.dtype)
+            grad_tile = T.alloc_shared((size, step), spec.dtype)
+            error_tile = T.alloc_shared((size, step), spec.dtype)
+            before = T.alloc_shared((tile, step), spec.dtype)
+            after = T.alloc_shared((tile, step), spec.dtype)
+            of_queries = T.alloc_shared((size, size), spec.dtype)
             of_outputs = T.alloc_fragment((size, tile), compute)
-            of_errors = T.alloc_fragment((size, tile), compute) if spec.delta else of_outputs
             of_inputs = T.alloc_fragment((size, tile), compute)
             products = T.alloc_fragment((tile, 2), compute)
             of_rows = T.alloc_fragment((tile,), compute)
             total = T.alloc_fragment((1,), compute)
-            of_q = T.alloc_fragment((size, tile), compute)
-            of_k = T.alloc_fragment((size, tile), compute)
             dot = T.alloc_fragment((size,), compute)
             more = T.alloc_fragment((size,), compute)
+            sums_of_times = T.alloc_shared((size,), compute)
+            end = T.alloc_shared((1,), compute)
+            row_sums = T.alloc_fragment((size,), compute)
+            column_sums = T.alloc_fragment((size,), compute)
+            acc, scores, sums = (T.alloc_fragment((size, size), compute) for _ in range(3))
+            if spec.delta:
+                dv_tile = T.alloc_shared((size, step), spec.dtype)
+                of_errors = T.alloc_fragment((size, tile), compute)
+                of_keys = T.alloc_shared((size, size), spec.dtype)
+                acc_keys = T.alloc_fragment((size, size), compute)
+            if most > 1:
+                q_rest, k_rest = (T.alloc_shared((size, step), spec.dtype) for _ in range(2))
             T.copy(q[bz, first : first + size, group, at : at + tile], q_tile)
             T.copy(k[bz, first : first + size, group, at : at + tile], k_tile)
-            T.clear(of_q)
-            T.clear(of_k)
+            own_q, own_k = of_outputs, of_errors if spec.delta else of_inputs
+            of_q, of_k = own_q, own_k
+            if spec.shared:
+                of_q, of_k = (T.alloc_shared((size, tile), compute) for _ in range(2))  # registers hold no more sums
+                for i, j in T.Parallel(size, tile):
+                    of_q[i, j] = 0.0
+                    of_k[i, j] = 0.0
             for member in T.serial(members):
-                head = group * members + member
+                head = T.min(group * members + member, s.h - 1)  # bounds that the compiler knows take fewer registers
                 final = decays[bz, head, T.max(first + count - 1, 0)]
+                load_times(s, decays, betas, (bz, first, count, head), logs, factor)
                 for i in T.Parallel(size):
-                    time = T.min(first + i, s.length - 1)
-                    own[i] = T.if_then_else(i < count, T.exp2(decays[bz, head, time]), 0.0)
-                    factor[i] = T.if_then_else(i < count, betas[bz, head, time], 0.0)
-                    between = T.if_then_else(i < count, final - decays[bz, head, time], 0.0)
-                    left[i] = T.if_then_else(i < count, T.exp2(between), 0.0)
-                T.clear(of_outputs)
-                T.clear(of_inputs)
-                T.clear(products)
+                    own[i] = T.if_then_else(i < count, T.exp2(logs[i]), 0.0)
+                    left[i] = T.if_then_else(i < count, T.exp2(final - logs[i]), 0.0)
+                for sum_of in (of_outputs, of_inputs, products, acc):
+                    T.clear(sum_of)
                 if spec.delta:
                     T.clear(of_errors)
-                for n in T.Pipelined(T.ceildiv(s.v, tile), num_stages=stages):
-                    v = n * tile
-                    T.copy(states[bz, slot, head, at : at + tile, v : v + tile], before)
-                    T.copy(grad[bz, first : first + size, head, v : v + tile], grad_tile)
+                    T.clear(acc_keys)
+                for n in T.Pipelined(T.ceildiv(s.v, step), num_stages=stages):
+                    v = n * step
+                    T.copy(states[bz, slot, head, at : at + tile, v : v + step], before)
+                    T.copy(grad[bz, first : first + size, head, v : v + step], grad_tile)
                     T.gemm(grad_tile, before, of_outputs, transpose_B=True)
-                    T.copy(errors[bz, first : first + size, head, v : v + tile], error_tile)
-                    T.copy(behind[bz, slot, head, at : at + tile, v : v + tile], after)
+                    T.copy(errors[bz, first : first + size, head, v : v + step], error_tile)
+                    T.gemm(grad_tile, error_tile, acc, transpose_B=True)
+                    T.copy(behind[bz, slot, head, at : at + tile, v : v + step], after)
                     T.gemm(error_tile, after, of_inputs, transpose_B=True)
                     if spec.delta:
-                        T.copy(dv[bz, first : first + size, head, v : v + tile], dv_tile)
+                        T.copy(dv[bz, first : first + size, head, v : v + step], dv_tile)
                         T.gemm(dv_tile, before, of_errors, transpose_B=True)
+                        T.gemm(dv_tile, error_tile, acc_keys, transpose_B=True)
                     dot_states(before, after, products)
+                for keys in (False, True) if spec.delta else (False,):  # apart: registers do not hold scores of both
+                    T.gemm(k_tile if keys else q_tile, k_tile, scores, transpose_B=True, clear_accum=True)
+                    if most > 1:
+                        for m in T.serial(tile // step, tiles * (tile // step)):  # keys of other parts
+                            rest = (at + m * step) % (tiles * tile)
+                            T.copy(k[bz, first : first + size, group, rest : rest + step], k_rest)
+                            if not keys:
+                                T.copy(q[bz, first : first + size, group, rest : rest + step], q_rest)
+                            T.gemm(k_rest if keys else q_rest, k_rest, scores, transpose_B=True)
+                    for i, j in T.Parallel(size, size):
+                        path = T.logical_and(i > j if keys else i >= j, i < count)
+                        weight = T.exp2(T.if_then_else(path, logs[i] - logs[j], 0.0))
+                        weight *= -acc_keys[i, j] if keys else acc[i, j] * scale
+                        value = T.if_then_else(path, weight, 0.0)
+                        sums[i, j] = value * scores[i, j] + (sums[i, j] if keys else 0.0)
+                        (of_keys if keys else of_queries)[i, j] = T.cast(value * factor[j], spec.dtype)
+                T.reduce_sum(sums, column_sums, dim=0)
+                for i, j in T.Parallel(size, size):
+                    sums[i, j] *= factor[j]
+                T.reduce_sum(sums, row_sums, dim=1)
                 for i, j in T.Parallel(size, tile):
                     of_outputs[i, j] *= own[i] * scale
                 dot_rows(of_outputs, q_tile, dot)
-                for i, j in T.Parallel(size, tile):
-                    of_q[i, j] += of_outputs[i, j]
                 if spec.delta:
                     for i, j in T.Parallel(size, tile):
                         of_errors[i, j] *= -own[i]
                     dot_rows(of_errors, k_tile, more)
                     for i in T.Parallel(size):
                         dot[i] += more[i]
-                    for i, j in T.Parallel(size, tile):
-                        of_k[i, j] += of_errors[i, j]
                 for i, j in T.Parallel(size, tile):
                     of_inputs[i, j] *= left[i]
                 dot_rows(of_inputs, k_tile, more)
                 for i, j in T.Parallel(size, tile):
-                    of_k[i, j] += of_inputs[i, j] * factor[i]
-                for i in T.Parallel(size):
-                    if i < count:
-                        outs[bz, head, part, first + i] = dot[i]
-                        ins[bz, head, part, first + i] = more[i]
+                    of_inputs[i, j] *= factor[i]
+                    if spec.delta:
+                        of_errors[i, j] += of_inputs[i, j]
                 T.reduce_sum(products, of_rows, dim=1)
                 T.reduce_sum(of_rows, total, dim=0)
+                to_state = T.alloc_fragment((size,), compute)
+                of_state = T.alloc_fragment((1,), compute)
+                for i in T.Parallel(size):
+                    to_state[i] = more[i] * factor[i]
+                T.reduce_sum(to_state, of_state, dim=0)
                 for i in T.Parallel(1):
-                    ends[bz, head, part, slot + i] = total[i] * T.exp2(final)
-                for pairs in (of_queries, others[-1]) if spec.delta else (of_queries,):
-                    T.copy(pairs[bz, first : first + size, head, 0:size], weight)
-                    if spec.packed:
-                        for i, j in T.Parallel(size, size):
-                            weight[i, j] = T.if_then_else(i < count, weight[i, j], T.cast(0.0, spec.dtype))
-                    T.gemm(weight, k_tile, of_q if pairs is of_queries else of_k)
-                    T.gemm(weight, q_tile if pairs is of_queries else k_tile, of_k, transpose_A=True)
-            store_rows(s, of_q, dq, (bz, first, count, group, at))
-            store_rows(s, of_k, dk, (bz, first, count, group, at))
+                    end[i] = total[i] * T.exp2(final) + of_state[i]
+                for i in T.Parallel(size):
+                    dot[i] += T.if_then_else(part == 0, row_sums[i], 0.0)
+                for i in T.Parallel(size):
+                    more[i] += T.if_then_else(part == 0, column_sums[i], 0.0)
+                if whole:
+                    for i in T.Parallel(size):
+                        sums_of_times[i] = T.if_then_else(i < count, dot[i] - factor[i] * more[i], 0.0)
+                        if spec.delta:  # noqa: SIM102 - the first is asked while the kernel is built
+                            if i < count:
+                                others[-2][bz, first + i, head] = T.cast(more[i], spec.beta)
+                    T.cumsum(sums_of_times, dim=0, reverse=True)
+                    for i in T.Parallel(size):
+                        if i < count:
+                            others[-1][bz, first + i, head] = T.cast(sums_of_times[i] + end[0], spec.g)
+                else:
+                    outs, ins, ends = others[-3:]
+                    for i in T.Parallel(size):
+                        if i < count:
+                            outs[bz, head, part, first + i] = dot[i]
+                            ins[bz, head, part, first + i] = more[i]
+                    for i in T.Parallel(1):
+                        ends[bz, head, part, slot + i] = end[i]
+                T.gemm(of_queries, k_tile, own_q)
+                T.gemm(of_queries, q_tile, own_k, transpose_A=True)
+                if spec.delta:
+                    T.gemm(of_keys, k_tile, own_k)
+                    T.gemm(of_keys, k_tile, own_k, transpose_A=True)
+                if spec.shared:
+                    for i, j in T.Parallel(size, tile):
+                        of_q[i, j] += own_q[i, j]
+                        of_k[i, j] += own_k[i, j]
+            T.copy(of_q, q_tile)
+            T.copy(of_k, k_tile)
+            store_rows(s, q_tile, dq, (bz, first, count, group, at))
+            store_rows(s, k_tile, dk, (bz, first, count, group, at))
 
     return delta_key_gradients
 
@@ -406,25 +372,21 @@ def part_or_zero(values: Any, place: tuple[Any, ...]) -> Any:
 
 @library_jit
 def decay_gradients(config: Config, spec: Spec) -> Any:
-    """Build the kernel for the gradients of g and beta, both `[B, L, H]`; that of beta under the delta rule only."""
-    s, compute, size = Sizes(config, spec), spec.compute, config.chunk
-    parts, most = T.dynamic("parts"), config.keys // config.key_tile
+    """Build the kernel for the gradients of g and beta from parts of sums."""
+    s, compute, size, most = Sizes(config, spec), spec.compute, config.chunk, config.keys // config.key_columns
+    sums = s.parts_of_sums()
 
     @T.prim_func
     def delta_decay_gradients(
-        outs: s.per_time(),
-        ins: s.per_time(),
-        state_outs: T.Tensor((s.b, s.h, parts, s.length), compute),
-        state_ins: T.Tensor((s.b, s.h, parts, s.length), compute),
-        ends: T.Tensor((s.b, s.h, parts, s.slots_of), compute),
+        outs: sums[0],
+        ins: sums[1],
+        ends: sums[2],
         betas: s.per_time(),
-        *others: [*s.table(), *([T.Tensor((s.b, s.length, s.h), spec.beta)] if spec.delta else [])],
-        dg: T.Tensor((s.b, s.length, s.h), spec.g),
+        *others: [*s.table(), *s.gradients_of_rates()],
         slots: T.int32,
     ):
         with T.Kernel(T.ceildiv(s.h, HEADS), slots, s.b, threads=config.threads) as (bx, slot, bz):
             logs = T.alloc_shared((HEADS, size), compute)
-            to_state = T.alloc_fragment((HEADS, size), compute)
             end = T.alloc_fragment((HEADS,), compute)
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             for i, j in T.Parallel(HEADS, size):
@@ -432,23 +394,20 @@ def decay_gradients(config: Config, spec: Spec) -> Any:
                 of_output = T.alloc_var(compute, 0.0)
                 of_input = T.alloc_var(compute, 0.0)
                 for n in tuple(range(most)):  # Python's numbers: all loads start at once
-                    of_output += part_or_zero(state_outs, (bz, head, n, time))
-                    of_input += part_or_zero(state_ins, (bz, head, n, time))
-                beta = betas[bz, head, time]
-                whole = of_input + ins[bz, head, time]
-                logs[i, j] = T.if_then_else(j < count, outs[bz, head, time] + of_output - beta * whole, 0.0)
-                to_state[i, j] = T.if_then_else(j < count, beta * of_input, 0.0)
+                    of_output += part_or_zero(outs, (bz, head, n, time))
+                    of_input += part_or_zero(ins, (bz, head, n, time))
+                logs[i, j] = T.if_then_else(j < count, of_output - betas[bz, head, time] * of_input, 0.0)
                 if spec.delta:  # noqa: SIM102 - the first is asked while the kernel is built
                     if j < count:
-                        others[-1][bz, first + j, bx * HEADS + i] = T.cast(whole, spec.beta)
-            T.reduce_sum(to_state, end, dim=1)
+                        others[-2][bz, first + j, bx * HEADS + i] = T.cast(of_input, spec.beta)
             T.cumsum(logs, dim=1, reverse=True)
             for i in T.Parallel(HEADS):
+                end[i] = 0.0
                 for n in tuple(range(most)):
                     end[i] += part_or_zero(ends, (bz, T.min(bx * HEADS + i, s.h - 1), n, slot))
             for i, j in T.Parallel(HEADS, size):
                 if j < count:
-                    dg[bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)
+                    others[-1][bz, first + j, bx * HEADS + i] = T.cast(logs[i, j] + end[i], spec.g)
 
     return delta_decay_gradients
 
@@ -497,13 +456,12 @@ def gated_delta_rule_backward(
     if not fits(args):
         return into(results, gradient_reference(*args))
     grad, (dq, dk, dv, dg, *dbeta, dinitial) = dense_last(args.grad), results
-    chunks = Chunks(machine_of(args.v), args, config, grad, reads=reads)
+    chunks = Chunks(machine_of(args.v), args, config, grad, reads=reads, gradients=True)
     inverses, weights = chunks.pairs_of_chunks()
     shape = chunks.sequences, chunks.heads, chunks.keys, chunks.values
     of_first = chunks.empty(*shape)  # before that the last state, which nobody reads
     errors, states = chunks.scan(inverses, of_first)
-    table, launch = chunks.table, (chunks.slots, chunks.scale)
-    times = chunks.decays, chunks.betas
+    table = chunks.table
     behind, last, spec = chunks.states(), [], chunks.spec
     if args.grad_state is not None:
         last, spec = [args.grad_state], replace(spec, initial=args.grad_state.dtype)
@@ -515,11 +473,7 @@ def gated_delta_rule_backward(
         last, spec = [chunks.states_from_segments(own, last, replace(spec, reverse=True))], chunks.spec
     results_of_scan = dv, behind, of_first, chunks.scale
     chunks.run(scan_gradients, *operands, *last, *results_of_scan, spec=spec, config=chunks.scan_config)
-    of_queries, outs, ins = chunks.pairs(), chunks.per_time(), chunks.per_time()
-    of_keys = [chunks.pairs() for _ in inverses]
-    operands = chunks.q, chunks.k, grad, dv, errors, *times, *table, *of_keys, of_queries, outs, ins, *launch
-    chunks.run(pair_gradients, *operands)
-    found = Found(dq, dk, dg, dbeta, states, behind, of_queries, of_keys, outs, ins, of_reads)
+    found = Found(dq, dk, dg, dbeta, states, behind, of_reads)
     (gradients_of_channels if chunks.sums else gradients_of_heads)(chunks, grad, dv, errors, found)
     if args.use_qk_l2norm:
         for x, rows in zip(chunks.given, (dq, dk), strict=True):
@@ -538,10 +492,6 @@ class Found(NamedTuple):
     dbeta: list[torch.Tensor]
     states: torch.Tensor
     behind: torch.Tensor
-    of_queries: torch.Tensor
-    of_keys: list[torch.Tensor]
-    outs: torch.Tensor
-    ins: torch.Tensor
     of_reads: torch.Tensor | None
 
 
@@ -550,26 +500,14 @@ def gradients_of_heads(
 ) -> None:
     """Write the gradients of q, k, g and beta where heads decay as a whole."""
     table, launch, times = chunks.table, (chunks.slots, chunks.scale), (chunks.decays, chunks.betas)
-    tiles = -(-chunks.keys // chunks.config.key_tile)
-    sums = [
-        chunks.empty(chunks.batch, chunks.heads, tiles, n) for n in (chunks.length, chunks.length, chunks.slots + 1)
-    ]
-    operands = (
-        chunks.q,
-        chunks.k,
-        grad,
-        dv,
-        errors,
-        found.states,
-        found.behind,
-        found.of_queries,
-        *times,
-        *table,
-        *found.of_keys,
-    )
-    chunks.run(key_gradients, *operands, found.dq, found.dk, *sums, *launch)
-    operands = found.outs, found.ins, *sums, chunks.betas, *table, *found.dbeta, found.dg, chunks.slots
-    chunks.run(decay_gradients, *operands)
+    tiles = -(-chunks.keys // chunks.config.key_columns)
+    whole = chunks.config.keys == chunks.config.key_columns
+    sizes = [] if whole else [chunks.length, chunks.length, chunks.slots + 1]
+    sums, rates = [chunks.empty(chunks.batch, chunks.heads, tiles, n) for n in sizes], [*found.dbeta, found.dg]
+    tensors = chunks.q, chunks.k, grad, dv, errors, found.states, found.behind, *times, *table
+    chunks.run(key_gradients, *tensors, *(rates if whole else sums), found.dq, found.dk, *launch)
+    if not whole:
+        chunks.run(decay_gradients, *sums, chunks.betas, *table, *rates, chunks.slots)
 
 
 def gradients_of_channels(
@@ -578,9 +516,12 @@ def gradients_of_channels(
     """Write the gradients of q, k, g and beta where channels decay by themselves."""
     tiles = -(-chunks.keys // chunks.config.channel_tile)
     rates = chunks.empty(tiles, chunks.batch, chunks.length, chunks.heads)
-    of_delta = [*chunks.reads, found.of_reads, dv, *found.of_keys] if chunks.reads else [dv, *found.of_keys]
-    of_delta = of_delta if found.of_keys else []
-    operands = chunks.q, chunks.k, *chunks.sums, grad, errors, found.states, found.behind, found.of_queries
+    of_delta = [dv] if chunks.spec.delta else []
+    of_queries, of_keys = chunks.pairs(), [chunks.pairs() for _ in of_delta]
+    operands = grad, errors, *chunks.table, *of_delta, *of_keys, of_queries, chunks.slots, chunks.scale
+    chunks.run(pair_gradients, *operands)
+    of_delta = [*(chunks.reads and (*chunks.reads, found.of_reads)), *of_delta, *of_keys]
+    operands = chunks.q, chunks.k, *chunks.sums, grad, errors, found.states, found.behind, of_queries
     results = found.dq, found.dk, found.dg, rates, chunks.slots, chunks.scale
     chunks.run(channel_gradients, *operands, chunks.betas, *chunks.table, *of_delta, *results)
     for dbeta in found.dbeta:

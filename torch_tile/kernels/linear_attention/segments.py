@@ -15,6 +15,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, power_within, typical
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.linear_attention.tiles import (
+    MOST_VALUES,
     Config,
     Sizes,
     Spec,
@@ -27,6 +28,7 @@ from torch_tile.kernels.linear_attention.tiles import (
 )
 
 SHORTEST = 4  # chunks of a segment
+SHORTEST_OF_GRADIENTS = 6  # which are joined twice
 FEWEST_CHUNKS = 20  # of a sequence that is cut: the joins of 16 take longer than its segments save
 FEWEST, MOST = 4, 16  # segments of a sequence
 BLOCKS = 2  # of `scan_segments` on a multiprocessor
@@ -41,16 +43,20 @@ class Problem:
     chunks: int
 
 
-def segments_for(config: Config, machine: Machine, states: int, values: int, chunks: int) -> int:
+def segments_for(
+    config: Config, machine: Machine, states: int, values: int, chunks: int, gradients: bool = False
+) -> int:
     """Return into how many segments to cut each sequence, a power of two: as many as run at once, 1 if few do.
 
     States in registers alone are cut: two scans of all segments take longer than one of the whole sequence otherwise.
+    A block of gradients has more values, and so each head more segments.
     """
     if not config.fused_values:
         return 1
     sizes = typical(Problem(states, values, chunks))
-    blocks = sizes.states * -(-sizes.values // config.fused_values)
-    segments = power_within(min(machine.num_sms // max(1, blocks), sizes.chunks // SHORTEST, MOST))
+    blocks = sizes.states * -(-sizes.values // (MOST_VALUES if gradients else config.fused_values))
+    shortest = SHORTEST_OF_GRADIENTS if gradients else SHORTEST
+    segments = power_within(min(machine.num_sms // max(1, blocks), sizes.chunks // shortest, MOST))
     return segments if segments >= FEWEST and sizes.chunks >= FEWEST_CHUNKS else 1
 
 

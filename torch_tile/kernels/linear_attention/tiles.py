@@ -21,6 +21,7 @@ HEADS = 8  # of a block that sums up decays
 MOST_KEYS = 256
 FEW_VALUES = 16
 FUSED_VALUES = 64  # rows of wgmma
+MOST_VALUES = 128
 BASE = 32  # times whose triangle is inverted by forward substitution
 
 
@@ -34,11 +35,12 @@ class Config:
     """A tiling: chunks of `chunk` times.
 
     A state has `keys` rows, all that there are. Tiles have `value_tile` columns of V, and of K `key_tile`, or
-    `channel_tile` where channels decay. Pairs of times whose channels decay are found in blocks of `base` times. The
-    gradients of keys, with the most sums at once, have `key_threads`; `key_blocks` of them shall share a
-    multiprocessor, as shall `blocks` that find the pairs of chunks. Results of scans that are `staged` leave through
-    shared memory, from where bulk copies take them. With `fused_values` outputs come from one scan of blocks with so
-    many values, whose states stay in registers. Packed sequences and decaying channels have no such scan. It takes
+    `channel_tile` where channels decay. Pairs of times whose channels decay are found in blocks of `base` times. A
+    block of the gradients of keys has the most sums at once. It has `key_columns` of the keys and `key_threads`, and
+    takes `key_step` columns of V at a time. `blocks` that find the pairs of chunks shall share a multiprocessor.
+    Results of scans that are `staged` leave through shared memory, from where bulk copies take them. With
+    `fused_values` outputs come from one scan of blocks with so many values, whose states stay in registers. Packed
+    sequences and decaying channels have no such scan. It takes
     sequences in `segments` at once.
     """
 
@@ -48,9 +50,10 @@ class Config:
     value_tile: int = 32
     base: int = 16
     channel_tile: int = 32
+    key_columns: int = 64
+    key_step: int = 64
     threads: int = 128
     key_threads: int = 128
-    key_blocks: int = 1
     stages: int = 2
     blocks: int = 1
     staged: bool = False
@@ -65,7 +68,8 @@ class Spec:
     `vector` divides K, V and the strides of rows. `packed` sequences have a table of chunks. Segments are joined in
     `reverse` for gradients of states. A scan finds the gradients of segments `apart`, from 0, and stores no others.
     Without beta the state adds values as they are, and there is no triangle. If `channels` decay, each channel of the
-    keys does so by itself. With `reads` errors are what other keys read from the state (RWKV-7); channels decay then.
+    keys does so by itself. Heads may have `shared` keys. With `reads` errors are what other keys read from the state
+    (RWKV-7); channels decay then.
     """
 
     dtype: torch.dtype
@@ -78,6 +82,7 @@ class Spec:
     reads: bool = False
     reverse: bool = False
     apart: bool = False
+    shared: bool = False
 
     @property
     def delta(self) -> bool:
@@ -98,35 +103,49 @@ class Spec:
 def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool = False, bulk: bool = True) -> Config:
     """Choose chunks and tiles for up to `most_keys` keys; more blocks fit where `bulk` copies move tiles."""
     rows = max(16, power_of_two(keys))
-    narrow, wide = min(32, rows), rows > 128  # wide: shared memory is short
+    narrow, some, wide = min(32, rows), min(64, rows), rows > 128  # wide: shared memory is short
     if not machine.is_gpu:
-        return Config(32, rows, min(64, rows), channel_tile=narrow, stages=1)
+        return Config(32, rows, some, channel_tile=narrow, key_columns=rows, key_step=some, stages=1)
     if dtype == torch.float64:
-        return Config(16, rows, narrow, 16, channel_tile=16, stages=1)
+        return Config(16, rows, narrow, 16, channel_tile=16, key_columns=narrow, key_step=narrow, stages=1)
     if dtype == torch.float32:
         size, threads = (16, 64) if wide else (32, 128)  # with more threads ptxas spills on sm_120a
-        return Config(size, rows, narrow, size, channel_tile=narrow, key_threads=threads, stages=1)
+        config = Config(size, rows, narrow, size, key_columns=some, key_step=narrow, key_threads=threads, stages=1)
+        return replace(config, channel_tile=narrow)
     values, stages = (16, 1) if wide else (32, 2)
     size = 32 if wide and channels else 64
     hopper = bulk and machine.target.has_wgmma
     staged = hopper and not (wide or channels)  # their tiles leave no room
     stages = stages if _scan_of_states(size, rows, values, stages, channels, staged).fits(machine.target) else 1
-    config = Config(size, rows, min(64, rows), values, channel_tile=narrow, key_threads=256, stages=stages)
+    config = Config(size, rows, some, values, key_columns=some, key_step=narrow, key_threads=256, stages=stages)
+    config = replace(config, channel_tile=narrow)
     if not hopper:
         return config
-    return replace(
-        config, blocks=4, staged=staged, key_threads=128, key_blocks=2, fused_values=FUSED_VALUES if staged else 0
+    config = replace(
+        config, blocks=4, staged=staged, fused_values=FUSED_VALUES if staged else 0, key_step=some if staged else narrow
     )
+    if rows == 128:
+        return replace(config, key_columns=128)
+    return replace(config, key_threads=128, key_columns=narrow if wide else some)
 
 
-def scan_config_for(config: Config, machine: Machine, states: int, values: int) -> Config:
-    """Choose the tiles of the scan of states: narrow tiles of values if all blocks still run at once.
+def scan_config_for(config: Config, machine: Machine, states: int, values: int, packed: bool) -> Config:
+    """Choose the tiles of the scan of states: the narrowest tiles of values of which all blocks still run at once.
 
-    A block goes through all chunks in turn. Narrow tiles shorten each turn, and more multiprocessors work. Measured for
-    tilings that are `staged`; the others stay.
+    A block goes through all chunks in turn. Narrow tiles shorten each turn, and more multiprocessors work. Wide tiles
+    load keys less often; the widest are for two warpgroups. Measured for tilings that are `staged`; the others stay.
+    states: of all sequences, segments and heads.
     """
-    fills = states * -(-values // FEW_VALUES) <= machine.num_sms
-    return replace(config, value_tile=min(config.value_tile, FEW_VALUES)) if config.staged and fills else config
+    if not config.staged:
+        return config
+    for tile in (FEW_VALUES, config.value_tile):
+        if states * -(-values // tile) <= machine.num_sms:
+            return replace(config, value_tile=tile)
+    if packed:  # which have one more tile
+        return config
+    if values <= FUSED_VALUES or states * -(-values // FUSED_VALUES) <= machine.num_sms:
+        return replace(config, value_tile=FUSED_VALUES)
+    return replace(config, value_tile=MOST_VALUES, threads=2 * config.threads)
 
 
 def _scan_of_states(chunk: int, keys: int, values: int, stages: int, channels: bool, staged: bool) -> Footprint:
@@ -238,6 +257,19 @@ class Sizes:
         shape = self.sequences, self.segments, self.h
         own = T.Tensor((*shape, self.v, self.k), self.spec.compute)
         return [own, T.Tensor((*shape, self.k, self.k), self.spec.dtype)]
+
+    def gradients_of_rates(self) -> list[Any]:
+        """Return the types of the gradients of beta, under the delta rule, and of g, both `[B, L, H]`."""
+        spec, shape = self.spec, (self.b, self.length, self.h)
+        return [T.Tensor(shape, dtype) for dtype in (spec.beta, spec.g) if dtype is not None]
+
+    def parts_of_sums(self) -> list[Any]:
+        """Return the types of sums of each time's products as output and as input, and of what states behind add.
+
+        They come in parts of the keys, `[B, H, parts, L]` and `[B, H, parts, slots + 1]`.
+        """
+        shape = self.b, self.h, T.dynamic("parts")
+        return [T.Tensor((*shape, n), self.spec.compute) for n in (self.length, self.length, self.slots_of)]
 
     def table(self) -> list[Any]:
         """Return the type of the table of chunks, in a list that is empty without one."""

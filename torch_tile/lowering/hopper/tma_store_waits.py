@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Move the wait for a bulk store from its start to the next write of its tile.
 
-In straight code, and around a loop, the pass knows the next statement that touches a store's tile. As many groups may
-be in flight there as are committed between the two. Stored values, and the time when a tile is free, do not change. The
-wait names the tile, so that insert_barriers puts a barrier between the wait and the writers. T.arrive_last tells other
-blocks that a block's results are there. In kernels with it, some stores are waited for at once and completely: those to
-a tensor that the kernel also touches elsewhere.
+In straight code, and around a loop, the pass knows the next statement that writes a store's tile. Reads in between
+need no wait. As many groups may be in flight there as are committed between the two. Stored values, and the time when a
+tile is free, do not change. The wait names the tile, so that insert_barriers puts a barrier between the wait and the
+writers. T.arrive_last tells other blocks that a block's results are there. In kernels with it, some stores are waited
+for at once and completely: those to a tensor that the kernel also touches elsewhere.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch_tile.ir.expr import Address, Call, Expr, Load, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, equal, find
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Stmt, Store, calls
+from torch_tile.lowering.sync.accesses import Collector
 
 ZERO = const(0, int32)
 
 
 def sink_store_waits(program: Program) -> Program:
-    """Move the waits of bulk stores to the next use of their tiles; values do not change."""
+    """Move the waits of bulk stores to the next write of their tiles; values do not change."""
     return _Defer()(program)  # type: ignore[no-any-return]
 
 
@@ -104,7 +105,7 @@ def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
     for one in _starts(stmts):
         again = iterations and not any(t in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
-        to = next((n for n in later if IdSet(one.tiles).any_in(stmts[n]) and not _is_start(stmts[n])), None)
+        to = next((n for n in later if _writes(stmts[n], one.tiles)), None)
         if to is None:
             continue
         moved.add(one.place)
@@ -145,6 +146,11 @@ def _ends(node: object, how: Sync) -> bool:
     """Return whether a call commits (`how` is COMMIT) or waits for (DRAIN) groups of bulk stores."""
     found = intrinsic_of(node)
     return found is not None and (found.engine, found.sync) == (Engine.BULK, how)
+
+
+def _writes(one: Stmt, tiles: Sequence[Buffer]) -> bool:
+    """Return whether a statement writes one of the tiles."""
+    return any(access.writes for access in Collector({}, IdSet(tiles)).of(one))
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
