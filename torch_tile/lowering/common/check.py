@@ -364,7 +364,7 @@ class _Check(Rewriter):
         """Return whether each part of a condition differs between threads."""
         if isinstance(condition, Binary) and condition.op in LOGICAL:
             return self._is_of_threads(condition.a) and self._is_of_threads(condition.b)
-        return self._diverges(condition, self.divergence)
+        return self._may_diverge(condition, self.divergence)
 
     def _count_of_comers(self) -> int | None:
         """Return how many threads reach this statement; None if that is not known."""
