@@ -120,9 +120,9 @@ def watch_of_sizes(program: Program, out_idx: Sequence[int]) -> Callable[[Sizes]
 
     @cache
     def watch() -> Callable[[Sizes], None]:
-        from torch_tile.lowering.common.doubts_of_sizes import SizeWatch  # not before: passes take time to import
+        from torch_tile.lowering.common.check_sizes import SizeCheck  # not before: passes take time to import
 
-        return SizeWatch(program, out_idx)
+        return SizeCheck(program, out_idx)
 
     return lambda sizes: watch()(sizes)
 

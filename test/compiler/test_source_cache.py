@@ -254,7 +254,7 @@ def test_a_kernel_from_the_disk_can_be_interpreted():
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
-def test_doubts_are_kept(monkeypatch, target):
+def test_warnings_are_kept(monkeypatch, target):
     """Each process warns of what is hardly meant, not only the one that lowers the program."""
 
     @T.prim_func

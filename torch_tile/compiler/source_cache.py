@@ -18,8 +18,8 @@ from typing import Any
 from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Placement, Remark, is_watched
 from torch_tile.compiler.garbage import collector_paused
-from torch_tile.diagnostics.doubts import collected_doubts, doubt
 from torch_tile.diagnostics.errors import Diagnostic, Span, assertions_as_bugs
+from torch_tile.diagnostics.kernel_warnings import collected_warnings, warn_of
 from torch_tile.ir import expr
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Var
@@ -56,11 +56,11 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
         from torch_tile.codegen.cuda import emit_cuda
 
         here = Build(build.target, build.options)
-        with collected_doubts() as doubts:
+        with collected_warnings() as warned:
             ready = lowered(here)
         with assertions_as_bugs("emit_cuda"):
             source = emit_cuda(ready, here, program)  # CUDA C++: codegen/cuda.py
-        return packed(source, here, program, doubts)
+        return packed(source, here, program, warned)
 
     return unpacked(_kept(text, program, build), build, program), lowered
 
@@ -77,15 +77,15 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
     def text() -> str:
         from torch_tile.codegen.cpu import emit_cpu
 
-        with collected_doubts() as doubts:
+        with collected_warnings() as warned:
             ready = lowered()
         with assertions_as_bugs("emit_cpu"):
             source = emit_cpu(ready, dimensions(program))  # C++: codegen/cpu.py
         asserts = [_pack(each, {}) for each in source.asserts]
-        return json.dumps([source.text, asserts, [_fields(each, {}) for each in doubts]])
+        return json.dumps([source.text, asserts, [_fields(each, {}) for each in warned]])
 
-    found, asserts, doubts = json.loads(_kept(text, program, build))
-    doubt([Diagnostic(*(_unpack(value, []) for value in each)) for each in doubts])
+    found, asserts, warned = json.loads(_kept(text, program, build))
+    warn_of([Diagnostic(*(_unpack(value, []) for value in each)) for each in warned])
     return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
 
 
@@ -119,8 +119,8 @@ def _file(number: int) -> str:
     return json.dumps(f"\0file {number}")
 
 
-def packed(source: CudaSource, build: Build, program: Program, doubts: Sequence[Diagnostic] = ()) -> str:
-    """Serialise a CUDA source, its report and the compiler's doubts as JSON text for the cache."""
+def packed(source: CudaSource, build: Build, program: Program, warned: Sequence[Diagnostic] = ()) -> str:
+    """Serialise a CUDA source, its report and the compiler's warnings as JSON text for the cache."""
     symbols = {v: n for n, v in enumerate(_symbols(program))}
     found = {
         "text": source.text,
@@ -129,7 +129,7 @@ def packed(source: CudaSource, build: Build, program: Program, doubts: Sequence[
         "entries": [_fields(entry, symbols) for entry in source.entries],
         "notes": [_fields(note, symbols) for note in build.remarks],
         "placements": [_fields(place, symbols) for place in build.placements],
-        "doubts": [_fields(each, symbols) for each in doubts],
+        "warned": [_fields(each, symbols) for each in warned],
     }
     return json.dumps(found)
 
@@ -137,7 +137,7 @@ def packed(source: CudaSource, build: Build, program: Program, doubts: Sequence[
 def unpacked(text: str, build: Build, program: Program) -> CudaSource:
     """Rebuild a source from the text of `packed`, with the variables of `program`; add its report to `build`.
 
-    Warns of the doubts that were kept with it.
+    Repeats the warnings that were kept with it.
     """
     found, symbols = json.loads(text), _symbols(program)
 
@@ -146,7 +146,7 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
 
     build.remarks += instances(Remark, found["notes"])
     build.placements += instances(Placement, found["placements"])
-    doubt(instances(Diagnostic, found["doubts"]))
+    warn_of(instances(Diagnostic, found["warned"]))
     disjoint = tuple((read, written) for read, written in found["disjoint"])
     return CudaSource(found["text"], tuple(instances(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
 

@@ -53,7 +53,7 @@ class RegisteredOp(TileOp):
         """Return a diagnostic for each wrong operand."""
         raise NotImplementedError
 
-    def doubts(self) -> list[Diagnostic]:
+    def warnings(self) -> list[Diagnostic]:
         """Return a diagnostic for what is right, and hardly meant."""
         return []
 

@@ -8,7 +8,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.lowering.common.doubts_of_sizes import MOST_SIZES
+from torch_tile.lowering.common.check_sizes import MOST_SIZES
 from torch_tile.lowering.common.unread_tails import outside_or_left_out
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build
-from torch_tile.diagnostics.doubts import doubt
 from torch_tile.diagnostics.errors import Diagnostic, Span, TileError, diagnose
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
 from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, is_pure, lookup
@@ -68,8 +68,8 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    doubtful = (*check.doubtful, *partly_written(program), *block_races(program), *iteration_races(program))
-    doubt((*doubtful, *outside_or_left_out(program), *unread_writes(program)))
+    gaps = *partly_written(program), *outside_or_left_out(program), *unread_writes(program)
+    warn_of((*check.warnings, *gaps, *block_races(program), *iteration_races(program)))
     return program
 
 
@@ -83,7 +83,7 @@ class _Check(Rewriter):
 
     def __init__(self, known_later: Collection[Var] = ()) -> None:
         self.found: list[Diagnostic] = []
-        self.doubtful: list[Diagnostic] = []  # what is right, and hardly meant
+        self.warnings: list[Diagnostic] = []  # what is right, and hardly meant
         self.known_later = set(known_later)  # sizes of shared tiles that calls bring
         self.ranges = Ranges()
         self.path = Path()
@@ -135,7 +135,7 @@ class _Check(Rewriter):
         self.arrivals = Arrivals()
         self.children(kernel)
         counts = ((node.buffer, node.span) for node in find(kernel.body, Alloc) if node.buffer.scope == "barrier")
-        self.doubtful += self.arrivals.diagnostics(IdMap(counts))
+        self.warnings += self.arrivals.diagnostics(IdMap(counts))
         self._report_lonely(len(self.here))
         return kernel
 
@@ -162,7 +162,7 @@ class _Check(Rewriter):
         if loop.kind is LoopKind.PARALLEL:
             self._report_divergent(loop, "T.Parallel")
         if why := misfit(loop):
-            self.doubtful.append(diagnose("no_schedule", loop.span, why=why))
+            self.warnings.append(diagnose("no_schedule", loop.span, why=why))
         inside = self.in_nest, self.in_pipeline
         self.in_nest |= loop.kind is LoopKind.PARALLEL
         self.in_pipeline |= loop.kind is LoopKind.PIPELINED
@@ -412,7 +412,7 @@ class _Check(Rewriter):
             reads, writes = op.accesses()
             for region in (*reads, *writes):
                 self._region(region, op)
-            self.doubtful += op.doubts()
+            self.warnings += op.warnings()
             if isinstance(op, TmaCopy):
                 self._started_by_one(op)
             elif not is_per_thread((*reads, *writes)):
@@ -439,7 +439,7 @@ class _Check(Rewriter):
             if not all(equal(values[first], value) for value in values.values()):
                 at, index = start + first, repr(place)
                 found = diagnose("one_starts", op.span, thread=at, index=index, value=repr(values[first]))
-                self.doubtful.append(found)
+                self.warnings.append(found)
                 return
 
     def visit_Load(self, load: Load) -> Expr:
@@ -504,7 +504,7 @@ class _Check(Rewriter):
         if first.low >= size.value or (first + self.ranges.interval(extent)).high <= 0:
             row = "" if is_constant(extent, 1) else f":{simplify(start + extent)!r}"
             index = f"{simplify(start)!r}{row}"
-            self.doubtful.append(diagnose("outside", node.span, dim=dim, buffer=buffer.name, index=index, size=size))
+            self.warnings.append(diagnose("outside", node.span, dim=dim, buffer=buffer.name, index=index, size=size))
 
     def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
         """Report an index that does not fit a tile's dimension, or the first and last of several in a row."""

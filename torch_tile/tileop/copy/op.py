@@ -98,7 +98,7 @@ class Copy(RegisteredOp):
         src, dst = (describe_tile(side, side.extents) for side in (self.src, self.dst))
         return [diagnose("copy_shape", self.span, src=src, dst=dst, fix=self._fitting())]
 
-    def doubts(self) -> list[Diagnostic]:
+    def warnings(self) -> list[Diagnostic]:
         """Warn of floats that become bools."""
         dtype, to = self.src.buffer.dtype, self.dst.buffer
         if to.dtype != "bool" or not dtype.is_float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch_tile.diagnostics.doubts import doubt
 from torch_tile.diagnostics.errors import Diagnostic
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.fixed_sizes import fix_sizes
@@ -17,8 +17,8 @@ from torch_tile.lowering.common.unwritten_results import partly_written
 MOST_SIZES = 8  # of one kernel, whose calls are looked at
 
 
-def doubts_of_sizes(program: Program, sizes: Mapping[Var, Scalar], out_idx: Sequence[int] = ()) -> list[Diagnostic]:
-    """Return what is doubtful of a program at these sizes; `out_idx` names parameters that are results."""
+def check_sizes(program: Program, sizes: Mapping[Var, Scalar], out_idx: Sequence[int] = ()) -> list[Diagnostic]:
+    """Return what a program hardly means to do at these sizes; `out_idx` names parameters that are results."""
     is_sized = bool(dimensions(program))
     fixed = fix_sizes(program, sizes) if is_sized else program
     cut = cut_tensors(fixed)
@@ -28,8 +28,8 @@ def doubts_of_sizes(program: Program, sizes: Mapping[Var, Scalar], out_idx: Sequ
     return [*partly_written(fixed, [*fixed.outputs, *made]), *outside_or_left_out(fixed)]
 
 
-class SizeWatch:
-    """Warns of the sizes of calls, once for each kernel."""
+class SizeCheck:
+    """Check the sizes of a kernel's calls, and warn once."""
 
     def __init__(self, program: Program, out_idx: Sequence[int]) -> None:
         self.program, self.out_idx = program, out_idx
@@ -43,9 +43,9 @@ class SizeWatch:
         if self.is_done or values in self.seen:
             return
         self.seen.add(values)
-        found = doubts_of_sizes(self.program, sizes, self.out_idx)
+        found = check_sizes(self.program, sizes, self.out_idx)
         self.is_done = bool(found) or len(self.seen) == MOST_SIZES
-        doubt(found)
+        warn_of(found)
 
 
-__all__ = ["SizeWatch", "doubts_of_sizes"]
+__all__ = ["SizeCheck", "check_sizes"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warn of what is right by the language and hardly meant.
+"""Warn of kernels that are valid and hardly do what their author meant.
 
-Passes run once for each program: their text is kept on disk. So are the doubts, of which each later process warns.
+Passes run once for each program, whose text is kept on disk. Their findings are kept beside the text: each later
+process warns, too.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Iterable, Iterator
 
 from torch_tile.diagnostics.errors import Diagnostic
 
-_collected: contextvars.ContextVar[list[Diagnostic] | None] = contextvars.ContextVar("doubts", default=None)
+_collected: contextvars.ContextVar[list[Diagnostic] | None] = contextvars.ContextVar("warnings", default=None)
 _told: dict[str | tuple[str, type[Warning], int], int] = {}  # what Python's filters keep of warnings that were shown
 
 
-def doubt(found: Iterable[Diagnostic]) -> None:
-    """Warn of each finding, or add it to the list of `collected_doubts` around."""
+def warn_of(found: Iterable[Diagnostic]) -> None:
+    """Warn of each finding, or add it to the list of `collected_warnings` around."""
     collected = _collected.get()
     if collected is not None:
         collected += found
@@ -32,8 +33,8 @@ def doubt(found: Iterable[Diagnostic]) -> None:
 
 
 @contextlib.contextmanager
-def collected_doubts() -> Iterator[list[Diagnostic]]:
-    """Collect the doubts inside, and warn of none."""
+def collected_warnings() -> Iterator[list[Diagnostic]]:
+    """Collect the findings inside, and warn of none."""
     found: list[Diagnostic] = []
     token = _collected.set(found)
     try:
@@ -42,4 +43,4 @@ def collected_doubts() -> Iterator[list[Diagnostic]]:
         _collected.reset(token)
 
 
-__all__ = ["collected_doubts", "doubt"]
+__all__ = ["collected_warnings", "warn_of"]
