@@ -467,7 +467,7 @@ def of_argument(x, holder):
 
 
 @torch_tile.jit(target="cpu", out_idx=[-1])
-def lazy(holder):
+def reading(holder):
     @T.prim_func
     def kernel(x: T.Tensor((5,), "float32"), y: T.Tensor((5,), "float32")):
         with T.Kernel(1) as _:
@@ -483,7 +483,7 @@ def by_reference(x, made):
 
 
 def by_lazy(x, made):
-    return lazy(made)(x)
+    return reading(made)(x)
 
 
 @pytest.mark.parametrize("kind", [Config, torch.nn.Module, Derived], ids=lambda kind: kind.__name__)
