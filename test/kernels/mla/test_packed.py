@@ -11,13 +11,13 @@ from torch_tile.kernels.mla import packed
 from torch_tile.kernels.mla.packed import (
     GROUP,
     bytes_of,
+    dequantize_cache,
     fp8_reference,
     mla_decode_fp8,
     mla_sparse,
     pack,
     sparse_reference,
     unpack,
-    wide,
 )
 from torch_tile.kernels.mla.spec import Config
 
@@ -108,7 +108,7 @@ def test_what_is_packed(problems):
     values, rotary, scales = unpack(stored, 512)
     assert values.shape == kv.shape and torch.equal(rotary, k_pe.bfloat16()) and scales.shape == (3, 5, 4)
     bound = kv.abs() * 2**-4 + scales.repeat_interleave(GROUP, -1) * 2**-10
-    assert ((wide(stored, 512, torch.float32)[0] - kv).abs() <= bound * 1.0001).all()
+    assert ((dequantize_cache(stored, 512, torch.float32)[0] - kv).abs() <= bound * 1.0001).all()
 
 
 def test_appended_positions(engine, problems):
