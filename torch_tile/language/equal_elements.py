@@ -9,12 +9,12 @@ Other accesses beyond a shape stay errors of the check.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, diagnose
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, Load, Var, const
@@ -45,9 +45,7 @@ def enlarge_equal(program: Program) -> Program:
         shape = tile.static_shape or ()
         grown = tuple(max(n, size) for n, size in zip(places.reach[tile], shape, strict=True))
         larger[tile] = replace(tile, shape=tuple(const(n, dt.int32) for n in grown))
-        values: dict[str, Any] = {"buffer": tile.name, "shape": shape, "places": grown}
-        text = diagnose("equal_elements", places.spans[tile], **values).render().removeprefix("error")
-        warnings.warn(text, stacklevel=2)
+        warn_of([diagnose("equal_elements", places.spans[tile], buffer=tile.name, shape=shape, places=grown)])
     return _Enlarge(larger)(program) if len(larger) else program
 
 

@@ -197,7 +197,7 @@ def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
 
 
 def _tile_mish(T: Any, a: Any) -> Any:
-    """Compute mish: with e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2), and 1 from 40 on."""
+    """Compute mish, a n / (n + 2) for n = e (e + 2), where e = exp(a). From a = 40 on the quotient is 1."""
     e = T.exp(T.if_then_else(a > 40.0, 40.0, a))
     n = e * (e + 2.0)
     return a * (n / (n + 2.0))

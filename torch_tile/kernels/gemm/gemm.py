@@ -46,7 +46,7 @@ def multiply(
     config: Config, spec: Spec, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
     group: Any = None,
 ) -> Any:  # fmt: skip
-    """Compute the products `a @ b` of a tile over the steps `first <= step < last` of K, b of batch `bz` or `group`."""
+    """Compute a tile of `a @ b` over the steps `first <= step < last` of K. The batch of b is `bz` or `group`."""
     which = bz if group is None else group
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
