@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs TileLang's own test functions and example scripts on torch_tile, each with a time limit.
 
-Usage: python .ci/upstream.py KIND ROOT OUT.tsv
+Usage: python .ci/upstream.py KIND ROOT OUT.tsv [--changed]
 
 ROOT is the unpacked sdist. KIND is `tests` (of testing/python), `examples` (the tests of the examples), or `scripts`
 (the examples as programs). A GPU is needed.
 
 OUT.tsv has a line for each case: status, seconds, name, and the words of what stopped it. Files run under
-`compat.install()`. A child process runs each share of a file. An error of CUDA ends the child, and another goes on.
+`compat.install()`; with `--changed` they run without it, and import lines name torch_tile instead. A child process
+runs each share of a file. An error of CUDA ends the child, and another goes on.
 """
 
 import argparse
@@ -18,14 +19,17 @@ import os
 import pathlib
 import re
 import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+IMPORT = re.compile(r"^( *)(import|from) (tilelang|tvm)((?:\.\w+)*)(?![\w.])( as \w+)?", re.M)
 BROKEN = re.compile(r"CUDA error|illegal memory|misaligned address|unspecified launch|device-side assert", re.I)
 CONTEXT_LOST = 3  # exit code of a child whose CUDA context an error has spoiled
 # Examples for other hardware, programs that only measure, and a fork of another project.
@@ -54,6 +58,15 @@ class Run:
     live: dict[int, Share] = field(default_factory=dict)
     short_of_memory: list[Share] = field(default_factory=list)
     lines: list[tuple[str, float, str, str]] = field(default_factory=list)
+
+
+def with_changed_import(line: re.Match[str]) -> str:
+    """Return an import line that names torch_tile where it named tilelang or tvm."""
+    indent, verb, package, inner, alias = line.groups()
+    whole = "torch_tile.tvm" if package == "tvm" else "torch_tile"
+    if verb == "import" and not alias:
+        alias = f", {whole} as {package}" if inner else f" as {package}"
+    return f"{indent}{verb} {whole}{inner}{alias or ''}"
 
 
 def described(problem: BaseException) -> tuple[str, str]:
@@ -130,6 +143,7 @@ def run_tests(root: str, share: Share, pipe: int) -> None:
     import pytest
 
     os.chdir(root)
+    sys.path.insert(0, root)
     options = ["--rootdir", root, "-c", "/dev/null", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     pytest.main([*options, f"{root}/{share.file}"], plugins=[Reporter(share, pipe)])
 
@@ -218,7 +232,12 @@ def main() -> None:
     ask.add_argument("--workers", type=int, default=0, help="processes at once; 16 for tests, else 9")
     ask.add_argument("--limit", type=float, default=110, help="seconds for a case")
     ask.add_argument("--logs", default="/tmp/upstream")
+    ask.add_argument("--changed", action="store_true", help="change import lines in place of compat.install()")
     asked = ask.parse_args()
+    if asked.changed:
+        asked.root = pathlib.Path(shutil.copytree(asked.root, tempfile.mkdtemp() + "/changed"))
+        for path in asked.root.rglob("*.py"):
+            path.write_text(IMPORT.sub(with_changed_import, path.read_text()))
     root, workers = asked.root.resolve(), asked.workers or (16 if asked.kind == "tests" else 9)
     os.makedirs(asked.logs, exist_ok=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -227,11 +246,12 @@ def main() -> None:
     import pytest  # noqa: F401
     import torch  # noqa: F401
 
+    import torch_tile.language
+    import torch_tile.testing  # noqa: F401
     from torch_tile.compat import install
 
-    install()
-    import tilelang.language
-    import tilelang.testing  # noqa: F401
+    if not asked.changed:
+        install()
 
     run = Run(collections.deque(shares(asked.kind, root, 12 if asked.kind == "tests" else 1)))
     shown, is_alone = time.time(), False

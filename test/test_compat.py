@@ -111,6 +111,45 @@ ABSENT = {  # names that only TileLang's or TVM's compiler has, and what their u
     "from tvm import IRModule as name": "TVM",
 }
 
+CHANGED = """
+import torch_tile.layout.swizzle
+from torch_tile.engine.callback import register_cuda_postproc_callback
+from torch_tile.engine.lower import lower
+from torch_tile.jit.kernel import JITKernel
+from torch_tile.language.dtypes import dtype
+from torch_tile.language.fp8 import determine_fp8_type
+from torch_tile.layout import Layout
+from torch_tile.layout.swizzle import make_full_bank_swizzled_layout
+from torch_tile.profiler.bench import do_bench
+from torch_tile.rocm.target import target_is_gfx950
+from torch_tile.transform.pass_config import PassConfigKey
+from torch_tile.tvm.tirx.expr import PrimExpr
+from torch_tile.cuda.op.gemm.gemm_mma import GemmMMA
+from torch_tile.tools import plot_layout
+import sys, torch_tile
+assert torch_tile.engine.lower is lower and callable(lower) and Layout is torch_tile.Layout
+assert JITKernel is torch_tile.JITKernel and do_bench is torch_tile.do_bench and "tilelang" not in sys.modules
+for absent in (GemmMMA, plot_layout):
+    try:
+        absent()
+    except torch_tile.TileError:
+        pass
+    else:
+        raise AssertionError(absent)
+for line in ("import torch_tile.layouts", "from torch_tile import _fast", "from torch_tile.tools import plot"):
+    try:
+        exec(line)
+    except ImportError:
+        pass
+    else:
+        raise AssertionError(line)
+"""
+
+
+def test_names_of_modules_can_be_changed_in_place() -> None:
+    """`from torch_tile.X import Y` serves a file that says `from tilelang.X import Y`, without `install()`."""
+    subprocess.run([sys.executable, "-c", CHANGED], check=True)
+
 
 @pytest.mark.parametrize("line", ABSENT)
 def test_names_without_a_counterpart_are_imported_and_refused_in_use(installed, line):

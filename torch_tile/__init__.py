@@ -6,7 +6,11 @@ After `import torch_tile` the operators `torch.ops.tile.*` exist; everything els
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_tile import ops as ops
@@ -94,6 +98,22 @@ _LAZY = {
     "register_with_transformers": "integrations.transformers:register_with_transformers",
 }
 
+
+class _Counterparts:
+    """An import finder, the last that Python asks: TileLang's modules have their names here, too."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the module's counterpart; None for names of no module of TileLang."""
+        if not name.startswith(f"{__name__}."):
+            return None
+        from torch_tile.compat import find_counterpart
+
+        return find_counterpart(name)
+
+
+if not any(getattr(finder, "__module__", "") == __name__ for finder in sys.meta_path):  # a reload adds no second one
+    sys.meta_path.append(_Counterparts)
 _announce()
 _warn_of_variables()
 

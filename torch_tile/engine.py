@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from torch_tile.jit import compile
 from torch_tile.kernel import JITKernel
 from torch_tile.language.program import PrimFunc
+
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+sys.modules[f"{__name__}.lower"] = sys.modules[__name__]  # so that an import of that module hides no function
 
 
 @dataclass(frozen=True)

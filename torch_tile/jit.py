@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from torch_tile.codegen.sources import Entry
     from torch_tile.runtime.nvrtc import Cubin
 
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+
 _PACKAGE = str(Path(__file__).parent)
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 

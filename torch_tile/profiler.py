@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch_tile.kernel import JITKernel
 
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+
 
 FLUSHED = 256 * 2**20  # bytes written to push everything else out of a GPU's L2 cache
 PICK: dict[str, Callable[[list[float]], float]] = {

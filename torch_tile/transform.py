@@ -18,6 +18,8 @@ from torch_tile.ir.stmt import Program, dimensions
 from torch_tile.language.program import PrimFunc
 from torch_tile.options import PassConfigKey as PassConfigKey
 
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+
 
 def simplify_prim_func(func: Callable[..., Any]) -> Any:
     """Decorate a @T.prim_func, or a function that returns one, so that unused tensors leave its parameters."""

@@ -20,6 +20,8 @@ from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.language.program import PrimFunc
 
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+
 WARP_TILES = (16, 32, 64)
 K = TypeVar("K")
 PANEL = 8  # blocks that a panel of a large product has

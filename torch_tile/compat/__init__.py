@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve files written for TileLang as they are: after `install()`, `import tilelang` gives torch_tile.
 
-Nothing is served unless `install` is called, and never where the real TileLang is imported already. Each module
-`tilelang.NAME` is the module `torch_tile.NAME`, the same object; `tvm` is the small module `torch_tile.compat.tvm`.
+`import tilelang` gives nothing of ours unless `install` is called, and never where the real TileLang is imported
+already. Each module `tilelang.NAME` is the module `torch_tile.NAME`, the same object; `tvm` is the small module
+`torch_tile.compat.tvm`. `torch_tile.NAME` can always be imported: `find_counterpart` knows the modules that have
+another name here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from torch_tile.compat.absent import absent, reason, reason_of_name
+from torch_tile.compat.absent import MODULES, absent, reason, reason_of_name
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.tolerance import tolerate
 
@@ -188,11 +190,14 @@ class _AbsentModule(ModuleType):
 
 
 class _Empty(Loader):
-    """An import loader of modules without a counterpart: absent.py."""
+    """An import loader of modules without a counterpart: absent.py. `name` is TileLang's or TVM's."""
+
+    def __init__(self, name: str):
+        self.name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make the module, whose names are all absent."""
-        return _AbsentModule(spec.name, f"It is {reason(spec.name)}.")
+        return _AbsentModule(self.name, f"It is {reason(self.name)}.")
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module is complete, and has no code to run."""
@@ -239,8 +244,27 @@ class _Finder(MetaPathFinder):
         if _exists(name) and not _hides(fullname):
             return ModuleSpec(fullname, _Served(fullname, name), is_package=True)
         if reason(fullname):
-            return ModuleSpec(fullname, _Empty(), is_package=True)
+            return ModuleSpec(fullname, _Empty(fullname), is_package=True)
         raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
+
+
+def find_counterpart(fullname: str) -> ModuleSpec | None:
+    """Find what TileLang's module or name is here, where a file asks for it as `torch_tile.NAME`; None for others.
+
+    Names without a counterpart can be imported, as after `install`, unless they are private. Their use is an error.
+    """
+    module, _, last = fullname.rpartition(".")
+    inside = fullname.removeprefix(f"{OURS}.")
+    name = inside if inside.startswith("tvm.") else f"tilelang.{inside}"
+    if name in ELSEWHERE:
+        return ModuleSpec(fullname, _Served(fullname, ELSEWHERE[name]), is_package=True)
+    if last.startswith("_"):
+        return None
+    is_within_absent = name.startswith("tvm.") or isinstance(sys.modules.get(module), _AbsentModule)
+    if name in MODULES or (is_within_absent and reason(name)):
+        return ModuleSpec(fullname, _Empty(name), is_package=True)
+    why = reason_of_name(module, last)
+    return ModuleSpec(fullname, _Name(why), is_package=True) if why else None
 
 
 _serving: set[str] = set()

@@ -8,6 +8,8 @@ from typing import Any
 from torch_tile.autotuner.machine import num_sms_of
 from torch_tile.hardware import FALLBACK_ARCH, Target, detected
 
+__path__: list[str] = []  # TileLang's module of this name has modules inside: compat
+
 
 def _gpu() -> Target:
     """Return the target of the GPU, or a fallback without one."""

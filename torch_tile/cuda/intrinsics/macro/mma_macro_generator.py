@@ -3,4 +3,6 @@
 
 from torch_tile.language.emitters import TensorCoreIntrinEmitter
 
+__path__: list[str] = []  # TileLang's module of this name has names that ours lacks: compat
+
 __all__ = ["TensorCoreIntrinEmitter"]

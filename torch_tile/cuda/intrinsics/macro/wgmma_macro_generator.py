@@ -7,6 +7,8 @@ import math
 
 from torch_tile.language.emitters import WGMMATensorCoreIntrinEmitter as TensorCoreIntrinEmitter
 
+__path__: list[str] = []  # TileLang's module of this name has names that ours lacks: compat
+
 WIDEST = 256  # columns of one wgmma
 
 
