@@ -237,7 +237,8 @@ def main() -> None:
     if asked.changed:
         asked.root = pathlib.Path(shutil.copytree(asked.root, tempfile.mkdtemp() + "/changed"))
         for path in asked.root.rglob("*.py"):
-            path.write_text(IMPORT.sub(with_changed_import, path.read_text()))
+            text = path.read_text().replace('importorskip("tilelang', 'importorskip("torch_tile')
+            path.write_text(IMPORT.sub(with_changed_import, text))
     root, workers = asked.root.resolve(), asked.workers or (16 if asked.kind == "tests" else 9)
     os.makedirs(asked.logs, exist_ok=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

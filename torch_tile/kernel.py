@@ -20,7 +20,15 @@ from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
-from torch_tile.user_op import is_transformed, keep_operator, kept, refuse_gradients, register_for_dynamo, results_of
+from torch_tile.user_op import (
+    is_transformed,
+    keep_operator,
+    kept,
+    lacking_gradient,
+    register_for_dynamo,
+    results_of,
+    with_delayed_error,
+)
 
 if TYPE_CHECKING:
     from torch_tile.compiler.line_times import LineTimes
@@ -89,12 +97,15 @@ class JITKernel(metaclass=Compiled):
         raise missing_attribute(self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run on `args`; return the result that the kernel allocates, or a list if there are several."""
+        """Run on `args`; return the result that the kernel allocates, or a list if there are several.
+
+        A kernel has no gradient: of results for arguments that require one, it is an error.
+        """
         if _torch is not None:
             if _torch.compiler.is_dynamo_compiling() or is_transformed(_torch):
                 return results_of(getattr(kept, keep_operator(self.dynamo_key))(*args, **named))
-            if _torch.is_grad_enabled():
-                refuse_gradients(self, args)
+            if _torch.is_grad_enabled() and (text := lacking_gradient(self, args)):
+                return with_delayed_error(self.run(*args, **named), args, text)
         return self.run(*args, **named)
 
     def _first_call(self, *args: Any, **named: Any) -> Any:

@@ -254,41 +254,55 @@ def is_transformed(torch: Any) -> bool:
     )
 
 
-def refuse_gradients(kernel: JITKernel, args: Sequence[Any]) -> None:
-    """Raise LaunchError for the first argument that autograd would record; a kernel alone has no gradient. Warn only
-    where files of TileLang's are served (tolerance.py).
+def lacking_gradient(kernel: JITKernel, args: Sequence[Any]) -> str:
+    """Say which argument autograd would record, as a kernel alone has no gradient; "" for none.
 
+    Raises LaunchError for an argument that the kernel writes, unless files of TileLang's are served (tolerance.py).
     Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
     """
     found = next((n for n, value in enumerate(args) if getattr(value, "requires_grad", False)), None)
     if found is None:  # what follows would cost each call 2 us
-        return
+        return ""
     import torch
 
     given = kernel.launcher.binding.given
     below = torch._C.DispatchKey.AutogradFunctionality
     if found >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
-        return
-    param, out = given[found], [kernel.program.params[n] for n in written_params(kernel.lowered)]
-    name = f"argument `{param.name}` of {kernel.__name__}"
-    if tolerant():
-        warnings.warn(f"{name} requires gradients, and the results have none", stacklevel=4)
-        return
-    rest = "pass .detach(), or call it under torch.no_grad()"
-    if any(param is w for w in out):
-        raise LaunchError(f"{name} requires gradients, and the kernel writes it, which autograd cannot see: {rest}")
-    raise LaunchError(
-        f"{name} requires gradients, and the kernel has none: give it one by torch_tile.custom_op(kernel, "
-        f"backward=...), {rest}"
-    )
+        return ""
+    param = given[found]
+    name, rest = f"argument `{param.name}` of {kernel.__name__}", "pass .detach(), or call it under torch.no_grad()"
+    if any(param is kernel.program.params[n] for n in written_params(kernel.lowered)):
+        text = f"{name} requires gradients, and the kernel writes it, which autograd cannot see: {rest}"
+        if not tolerant():
+            raise LaunchError(text)
+        return text
+    fix = f"give it one by torch_tile.custom_op(kernel, backward=...), {rest}"
+    return f"{name} requires gradients, and the kernel has none: {fix}"
+
+
+def with_delayed_error(results: Any, args: Sequence[Any], text: str) -> Any:
+    """Return what a kernel gave, so that a gradient for `args` is an error with this text. Warn if it gave nothing."""
+    import torch
+
+    if results is None:
+        warnings.warn(text, stacklevel=3)
+        return None
+    several = isinstance(results, list)
+    outs = results if several else [results]
+    wanted = [x for x in args if getattr(x, "requires_grad", False)]
+    floating = [x.detach() for x in outs if x.is_floating_point()]
+    delayed = torch._C._functions.DelayedError(text, len(wanted) + len(floating))(*wanted, *floating)
+    found = iter(delayed[len(wanted) :])
+    made = [next(found) if x.is_floating_point() else x for x in outs]
+    return made if several else made[0]
 
 
 def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, *args: Any) -> Any:
     """Run below autograd; refuse calls that would silently lack a gradient."""
     import torch
 
-    if torch.is_grad_enabled():
-        refuse_gradients(kernel, args)
+    if torch.is_grad_enabled() and (text := lacking_gradient(kernel, args)):
+        raise LaunchError(text)
     with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
 

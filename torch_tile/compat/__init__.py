@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from torch_tile.compat.absent import MODULES, absent, reason, reason_of_name
+from torch_tile.compat.absent import MODULES, NAMES, absent, reason, reason_of_name
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.tolerance import tolerate
 
@@ -79,7 +79,7 @@ ELSEWHERE |= {f"{name}.{part}": whole for name, (whole, parts) in PARTS.items() 
 def install(tvm: bool = True) -> None:
     """Let `import tilelang`, and `import tvm` unless `tvm` is False, give what torch_tile has.
 
-    Kernels called on tensors that require gradients warn that results have none; elsewhere such calls are errors.
+    Kernels that write tensors which require gradients run; elsewhere such calls are errors.
     Calls after the first change nothing. Raises ImportError where the real module is imported already.
     """
     for name in ("tilelang", "tvm")[: 1 + tvm]:
@@ -251,14 +251,14 @@ class _Finder(MetaPathFinder):
 def find_counterpart(fullname: str) -> ModuleSpec | None:
     """Find what TileLang's module or name is here, where a file asks for it as `torch_tile.NAME`; None for others.
 
-    Names without a counterpart can be imported, as after `install`, unless they are private. Their use is an error.
+    Names without a counterpart can be imported, as after `install`, but few private ones. Their use is an error.
     """
     module, _, last = fullname.rpartition(".")
     inside = fullname.removeprefix(f"{OURS}.")
     name = inside if inside.startswith("tvm.") else f"tilelang.{inside}"
     if name in ELSEWHERE:
         return ModuleSpec(fullname, _Served(fullname, ELSEWHERE[name]), is_package=True)
-    if last.startswith("_"):
+    if last.startswith("_") and last not in NAMES.get(module, "").split():
         return None
     is_within_absent = name.startswith("tvm.") or isinstance(sys.modules.get(module), _AbsentModule)
     if name in MODULES or (is_within_absent and reason(name)):

@@ -62,6 +62,10 @@ MODULES = {
     "tilelang.cuda.pipeline": "a part of TileLang's compiler",
     "tilelang.cuda.transform": "a pass of TileLang's compiler",
     "tilelang.cuda.intrinsics": "for GPUs that this compiler does not serve",
+    "tilelang.cuda.intrinsics.layout.mma_sm100_layout": "for GPUs that this compiler does not serve",
+    "tilelang.cuda.intrinsics.macro.mma_sm120_macro_generator": "for GPUs that this compiler does not serve",
+    "tilelang.cuda.intrinsics.macro.mma_sm75_macro_generator": "for GPUs that this compiler does not serve",
+    "tilelang.cuda.intrinsics.macro.tcgen05_macro_generator": "for GPUs that this compiler does not serve",
     "tilelang.errors": "a part of TileLang's compiler",
     "tilelang.instrumentation": "about the passes of TileLang's compiler",
     "tilelang.ir": "about TVM's IR, which no kernel needs",
@@ -77,6 +81,7 @@ MODULES = {
 
 # Names of TileLang's that a module of ours lacks.
 NAMES = {
+    "torch_tile": "_ffi_api",
     "torch_tile.autotuner": "AutoTuneImpl AutotuneInputsCapture BEST_CONFIG_PATH CaptureStack CompileArgs "
     "DEVICE_KERNEL_PATH EXECUTABLE_PATH FUNCTION_PATH HOST_KERNEL_PATH KERNEL_CUBIN_PATH KERNEL_LIB_PATH "
     "KERNEL_PY_PATH LATENCY_PATH OUT_IDX_PATH PARAMS_PATH ProfileArgs",
@@ -95,7 +100,8 @@ NAMES = {
     "torch_tile.ir": "get_buffer_span get_prim_func_span get_stmt_span make_span set_buffer_span set_prim_func_span "
     "set_stmt_span span_coverage span_to_location stamp_stmt_spans",
     "torch_tile.jit": "ExecutionBackend JITImpl",
-    "torch_tile.language": "BaseBuilder Builder DSLMutator IRGenerator LetFrame Macro TirTemplate disk_compile get_ast "
+    "torch_tile.language": "_VALID_CAST_ROUNDING_MODES _normalize_threads BaseBuilder Builder DSLMutator IRGenerator "
+    "LetFrame Macro TirTemplate disk_compile get_ast "
     "get_compiled_object get_type_hints has_internal_prim_func mutate register_let_value unwrap_cond unwrap_expr",
     "torch_tile.language.layout": "SwizzleMode cute make_tcgen05mma_swizzled_layout",
     "torch_tile.tools": "plot_layout",
@@ -169,4 +175,4 @@ def _refusal(cls: _Absent) -> TileError:
     return error("absent_name", author_span(), name=cls.__qualname__, why=cls._why)
 
 
-__all__ = ["MODULES", "absent", "reason", "reason_of_name"]
+__all__ = ["MODULES", "NAMES", "absent", "reason", "reason_of_name"]
