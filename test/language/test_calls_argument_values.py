@@ -61,6 +61,7 @@ def test_neighbours_for_dp4a():
         ({"round": "rn", "rbits": 3}, "rbits is only valid"),
         ({"round": "up"}, "Invalid round: give one of rn, rz"),
         ({"sat": "no"}, "Invalid sat: give True, False"),
+        ({"round": "rs", "rbits": 3, "sat": False}, "stays below infinity"),
     ],
 )
 def test_roundings_of_casts(given, words):

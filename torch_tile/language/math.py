@@ -185,7 +185,7 @@ def cast(
     a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", or True, what is too
     large for `dtype` becomes its greatest finite value. NaN becomes 0 in an integer. Conversions to float8 saturate so
     in any case, as TileLang's do, and keep NaN; with sat=False float8_e5m2 takes infinities and float8_e4m3fn NaN.
-    Raises TileError for other names.
+    Raises TileError for other names, and for sat=False with "rs", which stays below infinity.
     """
     if isinstance(value, str):
         fix = f"write T.cast(x, {value!r}): the value goes before the dtype"

@@ -52,6 +52,9 @@ def cast_rounded(value: Any, to: DType, how: str | None, sat: str | bool | None,
         if rbits is None:
             why, fix = "is missing", 'give an expression of 32 random bits: rbits is required with round="rs"'
         raise error("bad_argument", None, op="T.cast", name="rbits", why=why, fix=fix)
+    if how == "rs" and sat is False:
+        why, fix = "is False with round='rs'", "leave it out: random rounding stays below infinity"
+        raise error("bad_argument", None, op="T.cast", name="sat", why=why, fix=fix)
     if how is None and not sat and not (sat is False and to.name in _OVERFLOWS):
         return cast(value, to)
     sat = sat if to.name in _OVERFLOWS else sat or None
