@@ -146,10 +146,20 @@ _PTX = {
 }  # fmt: skip
 
 
-def shape_of(call: Call) -> tuple[int, int, str, str, str]:
-    """Return columns and K elements of one instruction, and PTX's names of the types of a, b, d."""
+class Shape(NamedTuple):
+    """The columns and K elements of one instruction, and PTX's names of the types of a, b and the accumulators d."""
+
+    n: int
+    k: int
+    a: str
+    b: str
+    d: str
+
+
+def shape_of(call: Call) -> Shape:
+    """Return the sizes and types of one instruction."""
     n, a, b, d = int(str(call.options[0])), *(str(x) for x in call.options[1:4])
-    return n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d]
+    return Shape(n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d])
 
 
 def product_name(call: Call) -> str:

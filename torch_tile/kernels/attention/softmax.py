@@ -36,7 +36,7 @@ def factor_of(row_max: Any, scale_log2: Any, large: float = LARGE) -> Any:
     return T.if_then_else(T.abs(row_max * scale_log2) >= large, power_above(scale_log2), scale_log2)
 
 
-def base_of(row_max: Any, factor: Any = 1.0) -> Any:
+def base_of(row_max: Any, factor: Any) -> Any:
     """Return the value that a row's exponents are relative to. It is finite, even for a row of -inf only."""
     return T.max(row_max * factor, T.min_value(row_max.dtype))
 

@@ -18,7 +18,6 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
-from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of, lookup, syncs
@@ -42,7 +41,7 @@ DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count
 STARTS = 16  # points of a loop body from which placing is tried
 
 
-def insert_barriers(program: Program, build: Build) -> Program:
+def insert_barriers(program: Program) -> Program:
     """Add the barriers that the program lacks. Raises TileError (`divergent_hazard`) where none can stand."""
     kernels = tuple(_synchronised(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
