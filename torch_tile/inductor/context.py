@@ -193,9 +193,16 @@ class Context:
             self.miss(family, anchor, why)
 
     def note(
-        self, family: str, status: str, what: str, anchor: Node, reason: str = "", nodes: Sequence[Node] = (),
-        times: Outcome | None = None, why: Miss | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        family: str,
+        status: str,
+        what: str,
+        anchor: Node,
+        reason: str = "",
+        nodes: Sequence[Node] = (),
+        times: Outcome | None = None,
+        why: Miss | None = None,
+    ) -> None:
         """Record the outcome of a subgraph; `nodes` are its replacement, or the proposed one."""
         self.handled.add(anchor)
         blamed = frames_of(why.at) if why and why.at else ()

@@ -77,9 +77,17 @@ def allowed_n(n: int, a: str) -> bool:
 
 
 def wgmma(
-    d: Address, a: Address, b: Address, n: int, types: tuple[str, str, str], a_walk: Descriptor | None,
-    b_walk: Descriptor, a_step: Any = 0, b_step: Any = 0, keep: Any = True,
-) -> Do:  # fmt: skip
+    d: Address,
+    a: Address,
+    b: Address,
+    n: int,
+    types: tuple[str, str, str],
+    a_walk: Descriptor | None,
+    b_walk: Descriptor,
+    a_step: Any = 0,
+    b_step: Any = 0,
+    keep: Any = True,
+) -> Do:
     """Compute `d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on. `types` of a, b, d are a key of
     PRODUCTS.
 

@@ -67,9 +67,11 @@ class Recorder:
     """
 
     def __init__(
-        self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None,
+        self,
+        tracer: Tracer,
+        on_annotate: Callable[[str, Any, Any], Any] | None = None,
         references: Mapping[str, Load] | None = None,
-    ):  # fmt: skip
+    ):
         self.tracer = tracer
         self.on_annotate = on_annotate
         self.references: Mapping[str, Load] | dict[str, Load] = references or {}  # elements behind names of T.Ref

@@ -346,9 +346,13 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(loop, node)
 
     def _if_with_break(
-        self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
+        self,
+        node: ast.If,
+        test: ast.expr,
+        known: list[ast.expr],
+        bodies: tuple[list[ast.stmt], list[ast.stmt]],
         end: list[ast.stmt],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Double the text of an `if` with a `break`, which must reach the author's loop, with none of ours between."""
         flag = self._name()
         name = ast.Name(flag, ast.Load())

@@ -31,10 +31,17 @@ def group_of(dtype: dt.DType) -> tuple[int, int]:
 
 
 def gemm_sp(
-    A_sparse: Tile, E: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_E: bool = False,
-    transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False,
+    A_sparse: Tile,
+    E: Tile,
+    B: Tile,
+    C: Tile,
+    transpose_A: bool = False,
+    transpose_E: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Scalar = False,
     wg_wait: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Compute `C += A B` for a 2:4 sparse A, of tiles in shared memory or fragments, summed in C's dtype.
 
     `A_sparse` (M, K / 2) holds the nonzeros of A's rows. `E`, of an integer dtype, holds where they stand: (M, K / 16)

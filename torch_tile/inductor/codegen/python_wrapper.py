@@ -96,9 +96,15 @@ def node_class() -> type:
         """The first output is the node's own buffer; others are empty buffers that it changes, as C++ workspaces."""
 
         def __init__(
-            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any,
+            self,
+            op: torch._ops.OpOverload,
+            name: str,
+            tensors: Any,
+            constants: Any,
+            unflatten: Any,
+            results: Any,
             made: Embedded | None = None,
-        ):  # fmt: skip
+        ):
             layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
             layouts += [] if made is None else [workspace_layout(x) for x in made.workspaces]
             self.others = [

@@ -43,9 +43,18 @@ def base_of(row_max: Any, factor: Any) -> Any:
 
 @T.macro
 def exponentiate(
-    scores: Any, row_max: Any, base: Any, row_sum: Any, rescale: Any, scale_log2: Any, parts: int = 1,
-    slack: float = 0.0, subtracts: bool = False, gain: float = 0.0, sizes: Any = None,
-) -> None:  # fmt: skip
+    scores: Any,
+    row_max: Any,
+    base: Any,
+    row_sum: Any,
+    rescale: Any,
+    scale_log2: Any,
+    parts: int = 1,
+    slack: float = 0.0,
+    subtracts: bool = False,
+    gain: float = 0.0,
+    sizes: Any = None,
+) -> None:
     """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, where `row_max` becomes the rows'
     running maximum.
 

@@ -48,9 +48,13 @@ class Arrivals:
         self._add(self.waits, at, loops, threads, span)
 
     def _add(
-        self, table: IdMap[Buffer, list[BarrierUse]], at: Address, loops: Sequence[For | None], threads: int | None,
+        self,
+        table: IdMap[Buffer, list[BarrierUse]],
+        at: Address,
+        loops: Sequence[For | None],
+        threads: int | None,
         span: Span | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a statement, unless it depends on what is not known here; None among the loops is a `while`."""
         if threads is None or any(loop is None for loop in loops):
             self.unknown.add(at.buffer)

@@ -123,9 +123,13 @@ class Walk:
     showing: bool
 
     def __init__(
-        self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None,
+        self,
+        kernel: st.Kernel,
+        threads: int,
+        first: int = 0,
+        filled: frozenset[Buffer] | None = None,
         polls: bool | None = None,
-    ):  # fmt: skip
+    ):
         self.kernel, self.threads = kernel, threads
         self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
         self.facts: Facts = Facts(kernel, self.filled)

@@ -58,9 +58,7 @@ class Barriers(Memory):
         """Forget the barriers of the running block, which has made none yet."""
         self.items = {place: found for place, found in self.items.items() if place[0] != self.threads.block}
 
-    def at(
-        self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None
-    ) -> Phases:  # fmt: skip
+    def at(self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None) -> Phases:
         """Return a barrier of the running block or of `block`; report threads `ids` that do not know it was made."""
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)

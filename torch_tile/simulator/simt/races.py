@@ -95,9 +95,14 @@ class Trace:
         return written
 
     def before_write(
-        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        self,
+        places: Array,
+        who: Array,
+        name: str,
+        span: Span | None,
+        harmless: Array | None = None,
         atomic: bool = False,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
@@ -398,9 +403,14 @@ class OrderedTrace(Trace):
         return written - 1
 
     def before_write(
-        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        self,
+        places: Array,
+        who: Array,
+        name: str,
+        span: Span | None,
+        harmless: Array | None = None,
         atomic: bool = False,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)

@@ -87,10 +87,18 @@ class Gemm(RegisteredOp):
 
     @classmethod
     def build(
-        cls, A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
-        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
+        cls,
+        A: Tile,
+        B: Tile,
+        C: Tile,
+        transpose_A: bool = False,
+        transpose_B: bool = False,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+        clear_accum: bool = False,
+        *,
+        wg_wait: int = 0,
         wgmma: bool = False,
-    ) -> Gemm:  # fmt: skip
+    ) -> Gemm:
         """Build the op. Operands are buffers or slices; asynchronous.py has what an author may write."""
         if not isinstance(policy, GemmWarpPolicy):
             why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"

@@ -49,9 +49,15 @@ class Reduce(RegisteredOp):
 
     @classmethod
     def build(
-        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1,
+        cls,
+        buffer: Tile,
+        out: Tile,
+        dim: int = -1,
+        clear: bool = True,
+        *,
+        batch: int = 1,
         annotations: Annotations = None,
-    ) -> Reduce:  # fmt: skip
+    ) -> Reduce:
         """Fold dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
 
         Without `clear`, what `out` holds is folded in, too. `batch` and `annotations` are hints of TileLang's without
@@ -199,9 +205,16 @@ class Extremum(Reduce):
 
     @classmethod
     def build(
-        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1, nan_propagate: bool = False,
+        cls,
+        buffer: Tile,
+        out: Tile,
+        dim: int = -1,
+        clear: bool = True,
+        *,
+        batch: int = 1,
+        nan_propagate: bool = False,
         annotations: Annotations = None,
-    ) -> Extremum:  # fmt: skip
+    ) -> Extremum:
         """Reduce dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
 
         Without `clear`, the old value of `out` takes part. NaN counts as no element. If all elements are NaN, the

@@ -127,9 +127,13 @@ _REDUCTIONS: dict[Any, Any] = {
 
 
 def is_gradient(
-    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group,
+    found: Node,
+    scores: Dimensioned,
+    of: Dimensioned,
+    weights: Dimensioned,
+    keys: Group,
     full: list[Group] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether `found` is the gradient of `scores`, given the gradient `of` of `weights`.
 
     The weights are computed from the scores. Each tensor comes with its dimensions; `found` has those of the scores. If
@@ -155,9 +159,15 @@ def is_gradient(
 
 
 def _sampled(
-    fresh: Callable[[], _Sample], found: Node, scores: Node, of: Node, weights: Dimensioned, full: list[Group],
-    shift: float, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    fresh: Callable[[], _Sample],
+    found: Node,
+    scores: Node,
+    of: Node,
+    weights: Dimensioned,
+    full: list[Group],
+    shift: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Evaluate `found`, and the true gradient, for scores around `shift` and gradients of size `scale`."""
     for _ in range(3):  # an axis may be cut while it is in use
         sample = fresh()

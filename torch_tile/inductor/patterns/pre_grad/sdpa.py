@@ -31,9 +31,16 @@ class NotCaptured(Miss):
 
 
 def _sdpa(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: Any = None, enable_gqa: bool = False,
-) -> Captured:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Captured:
     """Return the tile op for a `scaled_dot_product_attention` call, or raise NotCaptured."""
     q, k, v = val(query), val(key), val(value)
     if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
