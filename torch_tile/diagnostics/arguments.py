@@ -152,7 +152,7 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
     places = re.compile(rf"({longest_first})('s\b|'(?!\w))?")
 
     def renamed(at: re.Match[str]) -> str:
-        """Return the function's own name, as a genitive where the operator's is one."""
+        """Return the function's name for an argument of the operator, with an apostrophe where that has one."""
         own = names[at[1]]
         return own if at[2] is None else own + ("'" if own.endswith("s") else "'s")
 

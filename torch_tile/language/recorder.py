@@ -150,8 +150,8 @@ class Recorder:
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     @staticmethod
-    def assign_shared(name: str, value: Any) -> Any:
-        """Return what is assigned to a name of `global` or `nonlocal`. Raise TileError for what the device computes."""
+    def assign_nonlocal(name: str, value: Any) -> Any:
+        """Return the value for a `global` or `nonlocal` name. Raise TileError for a value that the device computes."""
         if isinstance(value, Expr | Handle | Region):
             what = f"`{name}` lives outside the kernel, where Python would keep an expression and no number"
             fix = "write the result into a tensor, or keep it in the kernel: T.alloc_var(dtype)"

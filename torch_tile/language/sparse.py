@@ -73,7 +73,7 @@ def gemm_sp(
     whole = Buffer(f"{kept.buffer.name}_whole", tuple(const(n, dt.int32) for n in shape), element, "shared")
     at.emit(Alloc(whole))
     at.own(whole)
-    kept, places = _indexed(at, kept), _indexed(at, places)
+    kept, places = _indexed_by_any_thread(at, kept), _indexed_by_any_thread(at, places)
     groups = word.bits // NIBBLE  # in an element of E
 
     def expand(point: tuple[Var, ...]) -> Stmt:
@@ -111,7 +111,7 @@ def _matrix(region: Region, name: str, is_transposed: bool) -> tuple[int, int]:
     return rows, columns
 
 
-def _indexed(at: Tracer, region: Region) -> Region:
+def _indexed_by_any_thread(at: Tracer, region: Region) -> Region:
     """Return a region that any thread can index: a fragment goes by way of shared memory."""
     if region.buffer.scope != "fragment":
         return region

@@ -476,7 +476,7 @@ class Walk:
                 self._add(head, entry)  # the bounds are read behind the barrier
             first = self._entered(loop, entry)
             for start in self._starts(loop):
-                found, leaves = self._steady(loop, first, start)
+                found, leaves = self._fixed_point(loop, first, start)
                 here = {place: self._cost()} if front else {}
                 cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
@@ -532,8 +532,8 @@ class Walk:
         found = [a for one in branch.stmts for a in self._accesses(one)]
         return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
 
-    def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
-        """Return the places inside a loop entered with `entry`, and the state that it leaves behind the loop."""
+    def _fixed_point(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
+        """Walk a loop until its state stays the same. Return the places of barriers, and the state behind it."""
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1

@@ -317,7 +317,7 @@ class VectorClock(Clock):
         """Mark the accesses of earlier blocks, by their time stamps, that nothing orders before this access."""
         strange = (when > 0) & (when < self.first)
         for heard, news in self.news if strange.any() else ():
-            strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
+            strange &= ~((view.table[view.row, news] >= self.first) & heard.knew(when, column))
         return strange
 
     def meet(self, ids: Array) -> None:
@@ -573,8 +573,8 @@ class Heard:
             row[: len(known)] = known
             row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP).min(axis=1), WARP)
 
-    def has(self, when: Array, column: Array) -> Array:
-        """Return whether these blocks knew of the accesses in the stamps (columns as of View.seen)."""
+    def knew(self, when: Array, column: Array) -> Array:
+        """Return whether these blocks knew of accesses at times `when`; `column` is as for View.seen."""
         block = np.searchsorted(self.firsts, when, side="right") - 1
         if not self.blocks:
             return np.zeros(when.shape, bool)

@@ -147,7 +147,7 @@ def is_gradient(
     with compat.nested_compile(), torch.enable_grad():
         for (shift, scale), share in product(sizes, SHARES):
             sample = partial(_Sample, [(*scores, full or scores[1]), (*of, of[1])], keys, dependent, share)
-            have, want = _sampled(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
+            have, want = _gradients_at_sample(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
             unit = scale if math.isfinite(scale) else 1.0
             if want is None:
                 return False
@@ -158,7 +158,7 @@ def is_gradient(
     return telling
 
 
-def _sampled(
+def _gradients_at_sample(
     fresh: Callable[[], _Sample],
     found: Node,
     scores: Node,

@@ -73,7 +73,7 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
                 )
             result = _product(root, value, groups)
         elif root not in inside:
-            return _leaf(root, groups, places, rewrite)
+            return _value_at_score(root, groups, places, rewrite)
         elif is_call(root, CAST) and dtype(root).is_floating_point:
             result = index_expr.numeric(value(root.args[0], groups))
         else:
@@ -125,7 +125,7 @@ def _product(node: Node, value: Any, groups: list[Group]) -> Any:
     )
 
 
-def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
+def _value_at_score(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
     """Return a tensor's value at a score: index arithmetic and small tensors if possible, else a load of the tensor."""
     index = places.index(groups)
     try:
