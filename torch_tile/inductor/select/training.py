@@ -38,13 +38,14 @@ def compete_attention(operands: AttentionOperands, causal: bool, scale: float | 
         fakes = [compat.empty_for(x) for x in operands if x is not None]
         grad = empty_beside(fakes[0], fakes[2].shape[3])
 
-        def ours(grad: torch.Tensor, *given: torch.Tensor) -> Tensors:
-            return _by_kernels(grad, AttentionArgs(*given, causal=causal, scale=scale), of_mask)
+        def of(run: Callable[..., Tensors]) -> GraphModule:
+            def call(grad: torch.Tensor, *given: torch.Tensor) -> Tensors:
+                q, k, v, mask = (*given, None)[:4]
+                return run(grad, AttentionArgs(q, k, v, mask, causal, scale), of_mask)
 
-        def theirs(grad: torch.Tensor, *given: torch.Tensor) -> Tensors:
-            return _by_torch(grad, AttentionArgs(*given, causal=causal, scale=scale), of_mask)
+            return _traced(call, [grad, *fakes])
 
-        new, old = (_traced(call, [grad, *fakes]) for call in (ours, theirs))
+        new, old = of(_by_kernels), of(_by_torch)
     return decide(new, old, settings)
 
 
