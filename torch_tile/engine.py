@@ -33,8 +33,12 @@ class CompiledArtifact:
 
 
 def lower(
-    func: PrimFunc, target: object = "auto", target_host: object = None, runtime_only: bool = False,
-    enable_host_codegen: bool = False, enable_device_compile: bool = False,
-) -> CompiledArtifact:  # fmt: skip
+    func: PrimFunc,
+    target: object = "auto",
+    target_host: object = None,
+    runtime_only: bool = False,
+    enable_host_codegen: bool = False,
+    enable_device_compile: bool = False,
+) -> CompiledArtifact:
     """Compile a @T.prim_func for a target. Only `target` has an effect. Raises TileError for mistakes in the kernel."""
     return CompiledArtifact(compile(func, target=target))

@@ -292,9 +292,13 @@ def compile(
 
 @explains_misfits
 def par_compile(
-    funcs: Iterable[PrimFunc], out_idx: int | Sequence[int] | None = None, target: object = "auto",
-    num_workers: int | None = None, ignore_error: bool = False, **options: Unpack[CompileOptions],
-) -> list[JITKernel | None]:  # fmt: skip
+    funcs: Iterable[PrimFunc],
+    out_idx: int | Sequence[int] | None = None,
+    target: object = "auto",
+    num_workers: int | None = None,
+    ignore_error: bool = False,
+    **options: Unpack[CompileOptions],
+) -> list[JITKernel | None]:
     """Compile many kernels in parallel and return them in order; with `ignore_error`, failures give None."""
     one = funcs if isinstance(funcs, PrimFunc | JITFunction | JITKernel) else None
     if one is not None or not isinstance(funcs, Iterable) or isinstance(funcs, str | Mapping):
@@ -330,9 +334,12 @@ def _traced(func: object, op: str) -> PrimFunc:
 
 
 def jit(
-    func: Callable[..., Any] | None = None, *, out_idx: int | Sequence[int] | None = None, target: object = "auto",
+    func: Callable[..., Any] | None = None,
+    *,
+    out_idx: int | Sequence[int] | None = None,
+    target: object = "auto",
     **options: Unpack[CompileOptions],
-) -> Any:  # fmt: skip
+) -> Any:
     """Decorate a kernel of either style for compilation; see `compile` for the options."""
     switches = pass_options("jit", **options)
     if func is None:
@@ -349,9 +356,12 @@ class JITFunction:
     __name__: Any
 
     def __init__(
-        self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
+        self,
+        function: Any,
+        out_idx: int | Sequence[int] | None = None,
+        target: object = "auto",
         options: PassOptions | None = None,
-    ):  # fmt: skip
+    ):
         check_function(function, "torch_tile.jit")
         if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
             why = "is a method's: a kernel that is kept would not see its attributes change"
@@ -596,9 +606,11 @@ class JITFunction:
 
     @names_parameters
     def par_compile(
-        self, configs: Iterable[Sequence[Any] | Mapping[str, Any]], num_workers: int | None = None,
+        self,
+        configs: Iterable[Sequence[Any] | Mapping[str, Any]],
+        num_workers: int | None = None,
         ignore_error: bool = False,
-    ) -> list[JITKernel | None]:  # fmt: skip
+    ) -> list[JITKernel | None]:
         """Compile kernels for many sets of compile-time arguments, each by position or by name, in parallel."""
         jobs = [partial(self.compile, **c) if isinstance(c, Mapping) else partial(self.compile, *c) for c in configs]
         return all_of(jobs, self.target, num_workers, ignore_error)

@@ -73,9 +73,14 @@ class JITKernel(metaclass=Compiled):
     ref_latency: float | None
 
     def __init__(
-        self, program: Program, lowered: Callable[[], Program], source: str, launcher: BaseLauncher, build: Build,
+        self,
+        program: Program,
+        lowered: Callable[[], Program],
+        source: str,
+        launcher: BaseLauncher,
+        build: Build,
         cubin: Cubin | None = None,
-    ):  # fmt: skip
+    ):
         self.program, self.source = program, source
         self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
@@ -275,7 +280,7 @@ class SizedKernel(JITKernel):
 
     def __init__(
         self, program: Program, out_idx: Sequence[int], build: Build, make: Callable[[Mapping[Var, Scalar]], JITKernel]
-    ):  # fmt: skip
+    ):
         self.tile_sizes = sizes_of_tiles(program)
         names = ", ".join(var.name for var in self.tile_sizes)
         text = f"// {program.name} is compiled at calls, for the sizes {names} of their tiles.\n"

@@ -139,10 +139,15 @@ def need_backend(op: str, backend: object) -> None:
 
 
 def pass_options(
-    op: str, base: PassOptions | None = None, own: tuple[str, ...] = (), /, strict: bool = False,
+    op: str,
+    base: PassOptions | None = None,
+    own: tuple[str, ...] = (),
+    /,
+    strict: bool = False,
     pass_configs: Mapping[str, Any] | None = None,
-    compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
-) -> PassOptions:  # fmt: skip
+    compile_flags: str | list[str] | tuple[str, ...] | None = None,
+    **others: Any,
+) -> PassOptions:
     """Return the compiler's switches from the keyword arguments of `op`. Raises TileError for unknown options.
 
     `own` are the other parameters of `op`, to name in that error.

@@ -53,11 +53,21 @@ class TensorSupplyType(enum.Enum):
 
 @names_parameters
 def do_bench(
-    fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
-    fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
-    dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None, device: Any = None,
-    _n_warmup: int = 0, _n_repeat: int = 0,
-) -> Any:  # fmt: skip
+    fn: Callable[[], Any],
+    warmup: float = 25,
+    rep: float = 100,
+    return_mode: str = "median",
+    backend: str = "auto",
+    fast_flush: bool = True,
+    quantiles: Sequence[float] | None = None,
+    n_warmup: int = 0,
+    n_repeat: int = 0,
+    dynamic_symbolic_constraints: Any = None,
+    early_stop_baseline: Any = None,
+    device: Any = None,
+    _n_warmup: int = 0,
+    _n_repeat: int = 0,
+) -> Any:
     """Return the milliseconds of one call of `fn`: call for `warmup` ms, then sample for `rep` ms.
 
     `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
@@ -142,9 +152,7 @@ def _by_events(
     return [first.elapsed_time(second) for first, second in pairs]
 
 
-def made_up(
-    param: Any, supply: TensorSupplyType, device: str, sizes: Mapping[str, int] | None = None
-) -> torch.Tensor:  # fmt: skip
+def made_up(param: Any, supply: TensorSupplyType, device: str, sizes: Mapping[str, int] | None = None) -> torch.Tensor:
     """Make a tensor for a kernel's parameter of run-time `sizes` by name. Raises LaunchError for a missing one."""
     import torch
 
@@ -234,12 +242,21 @@ class Profiler:
 
     @names_parameters
     def do_bench(
-        self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
-        input_tensors: Sequence[Any] | None = None, return_mode: str = "median", backend: str | None = None,
-        fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
-        dynamic_symbolic_constraints: Mapping[str, int] | None = None, early_stop_baseline: Any = None,
+        self,
+        func: Callable[..., Any] | None = None,
+        warmup: float = 25,
+        rep: float = 100,
+        input_tensors: Sequence[Any] | None = None,
+        return_mode: str = "median",
+        backend: str | None = None,
+        fast_flush: bool = True,
+        quantiles: Sequence[float] | None = None,
+        n_warmup: int = 0,
+        n_repeat: int = 0,
+        dynamic_symbolic_constraints: Mapping[str, int] | None = None,
+        early_stop_baseline: Any = None,
         device: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the milliseconds of one run of the kernel, or of `func` on the same inputs, as do_bench does.
 
         `dynamic_symbolic_constraints` has sizes known only at run time, by name: {"m": 1024}.
@@ -258,9 +275,13 @@ class Profiler:
 
     @names_parameters
     def assert_allclose(
-        self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
-        input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01,
-    ) -> None:  # fmt: skip
+        self,
+        reference: Callable[..., Any],
+        atol: float = 1e-2,
+        rtol: float = 1e-2,
+        input_tensors: Sequence[Any] | None = None,
+        max_mismatched_ratio: float = 0.01,
+    ) -> None:
         """Compare with `reference` on the same inputs. Where one of the two returns nothing, its last tensor counts."""
         if not 0 <= max_mismatched_ratio <= 1:
             wanted = "expected a share of the elements, 0 to 1"
@@ -273,9 +294,11 @@ class Profiler:
 
     @names_parameters
     def manual_assert_close(
-        self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
+        self,
+        reference: Callable[..., Any],
+        input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[Any, Any], object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compare with `reference` on the same inputs by `manual_check_prog(result, expected)`.
 
         Several results are passed as a list. The function raises where the results differ.
@@ -345,9 +368,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def compare(
-    a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float, equal_nan: bool = True
-) -> None:  # fmt: skip
+def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float, equal_nan: bool = True) -> None:
     """Raise AssertionError if the shapes differ, or more than `ratio` of the elements."""
     import torch
 

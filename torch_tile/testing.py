@@ -24,11 +24,20 @@ _COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": opera
 
 @names_parameters
 def torch_assert_close(
-    actual: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-2, atol: float = 1e-2,
-    max_mismatched_ratio: float = 0.001, verbose: bool = False, equal_nan: bool = True,
-    check_device: bool = True, check_dtype: bool = True, check_layout: bool = True, check_stride: bool = False,
-    base_name: str = "LHS", ref_name: str = "RHS",
-) -> bool:  # fmt: skip
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    rtol: float = 1e-2,
+    atol: float = 1e-2,
+    max_mismatched_ratio: float = 0.001,
+    verbose: bool = False,
+    equal_nan: bool = True,
+    check_device: bool = True,
+    check_dtype: bool = True,
+    check_layout: bool = True,
+    check_stride: bool = False,
+    base_name: str = "LHS",
+    ref_name: str = "RHS",
+) -> bool:
     """Return True if at most a share of the elements differs; raise AssertionError otherwise.
 
     NaN equals NaN if `equal_nan`. Devices and dtypes may differ. `verbose`, the checks and the names are TileLang's,

@@ -162,7 +162,7 @@ def lowered(program):
     """With places, barriers and flat buffers."""
     build = Build(Target.of("cuda:sm_80"))
     verify(program, Stage.THREAD)
-    flat = flatten(insert_barriers(allocate_shared(program, build), build))
+    flat = flatten(insert_barriers(allocate_shared(program, build)))
     verify(flat, Stage.FLAT)
     return flat
 
@@ -189,7 +189,7 @@ def test_a_loop_is_walked_once_for_each_state(seed, monkeypatch):
     build = Build(Target.of("cuda:sm_80"))
     for number in range(first, first + COUNT // 3):
         program = allocate_shared(Threads(number).program(), build)
-        once = insert_barriers(program, build)
+        once = insert_barriers(program)
         with monkeypatch.context() as patched:
             patched.setattr(Walk, "_loop", Walk._cheapest)
-            assert repr(insert_barriers(program, build)) == repr(once), f"TORCH_TILE_FUZZ_SEED={number}"
+            assert repr(insert_barriers(program)) == repr(once), f"TORCH_TILE_FUZZ_SEED={number}"

@@ -259,4 +259,4 @@ def test_a_program_with_barriers_stays_as_it_is() -> None:
     passes = cuda_passes(build)
     end = next(n for n, (step, _) in enumerate(passes) if step.__name__ == "insert_barriers") + 1
     program = lower(kernel.program, passes[:end])
-    assert insert_barriers(program, build) is program
+    assert insert_barriers(program) is program

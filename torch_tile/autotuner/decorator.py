@@ -99,8 +99,8 @@ class AutotunedFunction:
     __name__: Any
 
     def __init__(
-        self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
-    ):  # fmt: skip
+        self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = ()
+    ):
         if not callable(configs):
             configs = _dicts(configs)
         self.function, self.configs, self.settings = function, configs, settings
@@ -188,9 +188,12 @@ class AutotunedFunction:
         return self._search(configs, args, kwargs)
 
     def _search(
-        self, configs: Sequence[Config], args: Sequence[Any], kwargs: Mapping[str, Any],
+        self,
+        configs: Sequence[Config],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
         constants: Mapping[str, Any] | None = None,
-    ) -> AutotuneResult:  # fmt: skip
+    ) -> AutotuneResult:
         """Search among `configs`. `constants` are T.const sizes given by name."""
         given = {*self.names[: len(args)], *kwargs}
         configs = _dicts(configs)

@@ -52,9 +52,14 @@ class Session:
     tensors: Sequence[Any]
 
     def __init__(
-        self, function: JITFunction, configs: Sequence[Config], settings: Settings, args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None, inputs: Sequence[Any] | None = None,
-    ):  # fmt: skip
+        self,
+        function: JITFunction,
+        configs: Sequence[Config],
+        settings: Settings,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Any] | None = None,
+    ):
         self.function, self.settings, self.given = function, settings, inputs
         self.name: Any = function.__name__
         self.candidates: list[Candidate] = [self.traced(config, args, kwargs or {}) for config in configs]
@@ -247,10 +252,15 @@ class AutoTuner:
         return self
 
     def run(
-        self, warmup: float | None = None, rep: float | None = None, timeout: float | None = None,
-        args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, inputs: Sequence[Any] | None = None,
+        self,
+        warmup: float | None = None,
+        rep: float | None = None,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Any] | None = None,
         **settings: Any,
-    ) -> AutotuneResult:  # fmt: skip
+    ) -> AutotuneResult:
         """Return the best configuration for the other arguments `args` and `kwargs` of the kernel function."""
         given: dict[str, Any] = {"warmup": warmup, "rep": rep, "timeout": timeout}
         given |= settings

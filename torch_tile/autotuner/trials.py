@@ -126,9 +126,14 @@ class Runner:
 
 
 def race(
-    calls: Sequence[Callable[[], object]], warmup: float = 25, rep: float = 100, stop_factor: float | None = 1.3,
-    timer: Timer | None = None, tick: Callable[[], object] = lambda: None, failed: Callable[[], object] = lambda: None,
-) -> list[Runner]:  # fmt: skip
+    calls: Sequence[Callable[[], object]],
+    warmup: float = 25,
+    rep: float = 100,
+    stop_factor: float | None = 1.3,
+    timer: Timer | None = None,
+    tick: Callable[[], object] = lambda: None,
+    failed: Callable[[], object] = lambda: None,
+) -> list[Runner]:
     """Time `calls`, about `warmup + rep` ms each; those slower than `stop_factor` times the best leave early.
 
     A call that raises is out. `tick` is called after each call's turn, `failed` after one that raised (it may raise

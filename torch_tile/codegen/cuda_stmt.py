@@ -344,7 +344,7 @@ def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
     return found
 
 
-def registers_call(role: Role, threads: int, blocks: int = 1) -> str:
+def registers_call(role: Role, threads: int, blocks: int) -> str:
     """Return the C++ text that gives a role's threads their registers; "" for equal shares of `blocks` blocks."""
     share = equal_share(threads, blocks)
     if role.registers in (0, share):

@@ -52,7 +52,7 @@ def _function(product: Product) -> str:
     inputs += [f'"n"({operand}::step({i}))' for i in range(1, product.count) for operand in shared]
     instruction = [
         f'"wgmma.mma_async.sync.aligned.m{M}n{n}k{k}.{d_type}.{a_type}.{b_type} "',
-        *_quoted("{", [f"%{i}" for i in range(count)], "}, "),
+        *_braced([f"%{i}" for i in range(count)]),
     ]
     if product.count == 1:
         left = f"{{{_numbers(count, 4)}}}" if in_registers else f"%{count}"
@@ -121,10 +121,11 @@ def _rows(items: Sequence[str]) -> Iterator[tuple[str, bool]]:
         yield ", ".join(items[start : start + _EACH_LINE]), start + _EACH_LINE >= len(items)
 
 
-def _quoted(opening: str, items: Sequence[str], closing: str) -> Iterator[str]:
-    """Write items as pieces of a string literal."""
+def _braced(items: Sequence[str]) -> Iterator[str]:
+    """Write items in braces, as pieces of a string literal."""
+    opening = "{"
     for text, is_last in _rows(items):
-        yield f'"{opening}{text}{closing if is_last else ", "}"'
+        yield f'"{opening}{text}' + ('}, "' if is_last else ', "')
         opening = ""
 
 

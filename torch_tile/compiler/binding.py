@@ -149,7 +149,7 @@ def not_a_tensor(name: str, value: object) -> str:
     return text
 
 
-def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None = None) -> None:
+def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None) -> None:
     """Raise unless `value` is a tensor of the parameter's dtype and rank on `first`'s device (name, device)."""
     import torch
 

@@ -53,7 +53,7 @@ class LineTimes:
 
 
 def line_times(
-    program: Program, target: Target, sizes: Mapping[str, int] | None = None, measure: Callable[[], float] | None = None
+    program: Program, target: Target, sizes: Mapping[str, int] | None, measure: Callable[[], float] | None
 ) -> LineTimes:
     """Return the times of a program's lines. `measure` gives the milliseconds of the whole; without it the model does.
 

@@ -152,7 +152,7 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
     places = re.compile(rf"({longest_first})('s\b|'(?!\w))?")
 
     def renamed(at: re.Match[str]) -> str:
-        """Return the function's own name, as a genitive where the operator's is one."""
+        """Return the function's name for an argument of the operator, with an apostrophe where that has one."""
         own = names[at[1]]
         return own if at[2] is None else own + ("'" if own.endswith("s") else "'s")
 
@@ -371,7 +371,7 @@ def _list_of(element: tuple[object, ...], function: Callable[..., Any]) -> Kind:
             return not kinds or all(any(fit(each) for fit, _ in kinds) for each in value)
         return hasattr(value, "__iter__") and not isinstance(value, str | dict) and not hasattr(value, "data_ptr")
 
-    return fits, "a list of " + _plural(kinds[0][1]) if len(kinds) == 1 else "a list"
+    return fits, "a list of " + _plural_of_expectation(kinds[0][1]) if len(kinds) == 1 else "a list"
 
 
 def _pair(annotation: object, function: Callable[..., Any]) -> str:
@@ -380,7 +380,7 @@ def _pair(annotation: object, function: Callable[..., Any]) -> str:
     return f"({', '.join(text or 'any' for text in texts)})"
 
 
-def _plural(text: str) -> str:
+def _plural_of_expectation(text: str) -> str:
     """Return the plural of an expectation: "integers of at least 0" of "an integer of at least 0"."""
     what, of, bound = text.removeprefix("an ").removeprefix("a ").partition(" of ")
     return f"{what}s{of}{bound}" if text.startswith(("a ", "an ")) else text

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -46,6 +46,41 @@ Stage = Literal["pre_grad", "written_out", "joint", "post_grad", "settle"]
 """
 
 
+class AttentionOperands(NamedTuple):
+    """The operands of attention in training, as fake tensors."""
+
+    q: Any
+    k: Any
+    v: Any
+    mask: Any | None
+
+
+class LossOperands(NamedTuple):
+    """The operands of a cross-entropy, as fake tensors; `weight` is that of each class."""
+
+    logits: Any
+    target: Any
+    weight: Any | None
+
+
+class LinearLossOperands(NamedTuple):
+    """The operands of a linear layer with its cross-entropy, as fake tensors."""
+
+    hidden: Any
+    weight: Any
+    target: Any
+    bias: Any | None
+    class_weight: Any | None
+
+
+class LossOptions(NamedTuple):
+    """The options of a cross-entropy, as `F.cross_entropy` takes them."""
+
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+
+
 class Select:
     """Choose between our kernel and Inductor's code. This base class takes every replacement, untimed."""
 
@@ -68,22 +103,19 @@ class Select:
         """Time two graphs of the same inputs, with no tile ops in `old`; None where nothing is timed."""
         return None
 
-    def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome | None:
-        """Time attention with its gradients; `tensors` are q, k, v and a mask. None where nothing is timed."""
+    def of_training(self, operands: AttentionOperands, causal: bool, scale: float | None) -> Outcome | None:
+        """Time attention with its gradients; None where nothing is timed."""
         return None
 
-    def of_loss(
-        self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
-    ) -> Outcome | None:
+    def of_loss(self, operands: LossOperands, options: LossOptions, widened: bool) -> Outcome | None:
         """Time a cross-entropy, with its gradient if one is wanted; None where nothing is timed.
 
-        tensors: logits, target and, if there are any, weights of the classes. widened: the model widens the logits to
-        float32 first.
+        widened: the model widens the logits to float32 first.
         """
         return None
 
     def of_linear_loss(
-        self, tensors: Sequence[Any], ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None
+        self, operands: LinearLossOperands, options: LossOptions, softcap: float | None
     ) -> Outcome | None:
         """Time a linear layer with its cross-entropy, and their wanted gradients; None without kernels."""
         return None
@@ -161,9 +193,16 @@ class Context:
             self.miss(family, anchor, why)
 
     def note(
-        self, family: str, status: str, what: str, anchor: Node, reason: str = "", nodes: Sequence[Node] = (),
-        times: Outcome | None = None, why: Miss | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        family: str,
+        status: str,
+        what: str,
+        anchor: Node,
+        reason: str = "",
+        nodes: Sequence[Node] = (),
+        times: Outcome | None = None,
+        why: Miss | None = None,
+    ) -> None:
         """Record the outcome of a subgraph; `nodes` are its replacement, or the proposed one."""
         self.handled.add(anchor)
         blamed = frames_of(why.at) if why and why.at else ()

@@ -20,9 +20,13 @@ from torch_tile.ops.registry import operator_of
 
 
 def dry_run(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-    options: Mapping[str, Any] | None = None, watch: bool = False,
-) -> Callable[..., Any]:  # fmt: skip
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    watch: bool = False,
+) -> Callable[..., Any]:
     """Compile a Dynamo graph as `tile` does, up to Inductor's code generation.
 
     The arguments are `tile`'s, and `watch`: write into the rows of the report which kernels run. The graph goes

@@ -30,7 +30,7 @@ class Settings:
     thorough: bool = False
 
 
-def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settings:
+def parse_settings(options: Mapping[str, Any], thorough: bool) -> Settings:
     """Parse our options into settings; raises RuntimeError (as torch.compile does for its own) on a bad value."""
     select = options.get("select", "fastest")
     if not isinstance(select, str) or select not in SELECT:

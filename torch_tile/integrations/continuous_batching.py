@@ -84,9 +84,17 @@ def _allow_models(name: str) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # pages of keys and values are views of one tensor
 def attend_cached(
-    layer: int, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int, kwargs: dict[str, Any],
-    scale: float | None = None, softcap: float | None = None, sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: Any,
+    window: int,
+    kwargs: dict[str, Any],
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Write new keys and values into a cache, and attend over what each sequence has there.
 
     Args:
@@ -135,9 +143,17 @@ def attend_cached(
 
 
 def _attend_gathered(
-    layer: int, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int, kwargs: dict[str, Any],
-    scale: float | None, softcap: float | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: Any,
+    window: int,
+    kwargs: dict[str, Any],
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """Attend as `attend_cached`, over keys that a cache of transformers before its `page_size` gathers itself."""
     places = kwargs["read_index"], kwargs["write_index"]
     k, v = _transformers_update(type(cache))(cache, key, value, layer, *places)

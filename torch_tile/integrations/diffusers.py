@@ -37,10 +37,17 @@ def _add_member(names: Any, name: str, value: str) -> None:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
     _parallel_config: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Compute attention as diffusers' dispatcher calls a backend.
 
     Args:

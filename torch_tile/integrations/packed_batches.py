@@ -28,9 +28,7 @@ class Packed(NamedTuple):
     window: int
 
 
-def first_keys(
-    mask_function: Callable[..., Any], batch: int, length: int, device: Any, window: int | None = None
-) -> Tensor:
+def first_keys(mask_function: Callable[..., Any], batch: int, length: int, device: Any, window: int | None) -> Tensor:
     """Return int32 `[B, 1, S, 1]`: the first key that each query of a packed batch sees; the last one is itself.
 
     Args:

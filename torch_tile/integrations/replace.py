@@ -56,10 +56,17 @@ _NO_MODEL = (
 
 @names_parameters
 def replace_layers(
-    model: nn.Module, *, linear: bool = True, norm: bool = True, mlp: bool = True, attention: bool = True,
-    quantized: bool = True, scan: bool = False, experts: bool = False,
+    model: nn.Module,
+    *,
+    linear: bool = True,
+    norm: bool = True,
+    mlp: bool = True,
+    attention: bool = True,
+    quantized: bool = True,
+    scan: bool = False,
+    experts: bool = False,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
-) -> Replacements:  # fmt: skip
+) -> Replacements:
     """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
 
     Parameters, their names, hooks, ties and the state dict stay as they are. Only layers that compute the same up to

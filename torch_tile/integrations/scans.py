@@ -85,9 +85,16 @@ def rule_options(given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]
 
 
 def lightning(
-    old: Call, layer: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any,
-    past_key_values: Any = None, run: Call = scans.operator, cache: Any = None, **more: Any,
-) -> Any:  # fmt: skip
+    old: Call,
+    layer: Any,
+    hidden_states: Any,
+    position_embeddings: Any,
+    attention_mask: Any,
+    past_key_values: Any = None,
+    run: Call = scans.operator,
+    cache: Any = None,
+    **more: Any,
+) -> Any:
     """Compute the forward of MiniMax's `MiniMaxLightningAttention`, by our linear attention.
 
     transformers before 5.24 calls the cache `past_key_values`.

@@ -64,12 +64,24 @@ def split_cache(kv_cache: Cache, kv_dim: int = 1, heads_first: bool = False) -> 
 @explains_misfits
 @named_here
 def paged_attention(
-    query: Tensor, kv_cache: Cache, block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None = None,
-    max_query_len: int = 0, *, scale: float | None = None, causal: bool = True, window: Window | None = 0,
+    query: Tensor,
+    kv_cache: Cache,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int = 0,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: Window | None = 0,
     softcap: float | None = 0.0,
-    sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, kv_dim: int = 1,
-    heads_first: bool = False, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    kv_dim: int = 1,
+    heads_first: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
     """Attend over a paged cache that holds the new tokens: decoding, prefilling and both in one batch.
 
     Args:
@@ -113,10 +125,19 @@ def paged_attention(
 @explains_misfits
 @named_here
 def write_cache(
-    key: Tensor, value: Tensor, kv_cache: Cache, block_table: Tensor, seq_lens: Tensor,
-    query_start_loc: Tensor | None = None, max_query_len: int = 0, *, k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None, kv_dim: int = 1, heads_first: bool = False,
-) -> None:  # fmt: skip
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Cache,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int = 0,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    kv_dim: int = 1,
+    heads_first: bool = False,
+) -> None:
     """Write the keys and values of new tokens into a paged cache, in place.
 
     The slots follow from block_table and seq_lens, the new tokens included. They are those of a `slot_mapping`,
@@ -150,9 +171,16 @@ def write_cache(
 @explains_misfits
 @named_here
 def mla_decode(
-    query: Tensor | tuple[Tensor, Tensor], kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float,
-    kv_lora_rank: int = 512, schedule: Tensor | None = None, out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor | tuple[Tensor, Tensor],
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_lora_rank: int = 512,
+    schedule: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Decode with latent attention over a paged cache of latents, their rotary part behind them.
 
     Args:
@@ -189,9 +217,14 @@ def mla_decode(
 
 @explains_misfits
 def write_latents(
-    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-    query_start_loc: Tensor | None = None, max_query_len: int = 0,
-) -> None:  # fmt: skip
+    kv_c: Tensor,
+    k_pe: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int = 0,
+) -> None:
     """Write new latents and their rotary part into a paged cache of latents, in place.
 
     Args:

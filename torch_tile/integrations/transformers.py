@@ -40,12 +40,23 @@ def register_with_transformers() -> None:
 
 
 def attention_forward(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
-    sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None, cache: Any = None, indices: Tensor | None = None,
-    block_indices: Tensor | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cache: Any = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """Compute attention as transformers' models call it.
 
     Args:
@@ -118,9 +129,15 @@ def biased(bias: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def listed_mask(
-    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, cache: Any, indices: Tensor | None,
-    block_indices: Tensor | None, kwargs: dict[str, Any],
-) -> Tensor:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    cache: Any,
+    indices: Tensor | None,
+    block_indices: Tensor | None,
+    kwargs: dict[str, Any],
+) -> Tensor:
     """Return the mask that shows a query what its list names, as far as the given mask shows it, too. Without a mask
     a query sees itself and what is before it.
     """
@@ -153,10 +170,17 @@ def hidden_too(mask: Tensor | None, seen: Tensor) -> Tensor:
 
 
 def attention_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int | Tensor = 0,
-    mask_function: Callable[..., Any] = causal_mask_function, attention_mask: Tensor | None = None,
-    local_size: int | None = None, allow_is_causal_skip: bool = True, **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> Tensor | None:
     """Build the mask of a forward pass, or return None where plain causal attention says the same.
 
     Args:

@@ -88,9 +88,13 @@ def mbarrier_expect(barrier: Address, size: Any) -> Do:
 
 
 def tma_load(
-    dst: Address, source: TensorMap, place: Sequence[Expr], barrier: Address, policy: str = "",
+    dst: Address,
+    source: TensorMap,
+    place: Sequence[Expr],
+    barrier: Address,
+    policy: str = "",
     blocks: Expr | None = None,
-) -> Do:  # fmt: skip
+) -> Do:
     """Start copying a box to shared memory. Its bytes count for `barrier`; elements outside the tensor are 0.
 
     `place` is the index of the box's first element, outermost dimension first. `dst` lies at a multiple of 128 bytes,

@@ -21,7 +21,7 @@ _MEANINGS: dict[tuple[object, ...], Callable[..., Any]] = {}  # by what a call's
 
 def foreign_call(
     function: str, args: Sequence[Expr], dtype: DType, accesses: Sequence[str], cuda: str, cpu: str
-) -> Call:  # fmt: skip
+) -> Call:
     """Build a call of `function`, defined by the text `cuda`, or on CPUs by `cpu`.
 
     Each of `accesses` tells the access behind an address: "rw 8" reads and writes 8 elements; "r -1" reads any; ""

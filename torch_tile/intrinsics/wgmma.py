@@ -77,9 +77,17 @@ def allowed_n(n: int, a: str) -> bool:
 
 
 def wgmma(
-    d: Address, a: Address, b: Address, n: int, types: tuple[str, str, str], a_walk: Descriptor | None,
-    b_walk: Descriptor, a_step: Any = 0, b_step: Any = 0, keep: Any = True,
-) -> Do:  # fmt: skip
+    d: Address,
+    a: Address,
+    b: Address,
+    n: int,
+    types: tuple[str, str, str],
+    a_walk: Descriptor | None,
+    b_walk: Descriptor,
+    a_step: Any = 0,
+    b_step: Any = 0,
+    keep: Any = True,
+) -> Do:
     """Compute `d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on. `types` of a, b, d are a key of
     PRODUCTS.
 
@@ -146,10 +154,20 @@ _PTX = {
 }  # fmt: skip
 
 
-def shape_of(call: Call) -> tuple[int, int, str, str, str]:
-    """Return columns and K elements of one instruction, and PTX's names of the types of a, b, d."""
+class Shape(NamedTuple):
+    """The columns and K elements of one instruction, and PTX's names of the types of a, b and the accumulators d."""
+
+    n: int
+    k: int
+    a: str
+    b: str
+    d: str
+
+
+def shape_of(call: Call) -> Shape:
+    """Return the sizes and types of one instruction."""
     n, a, b, d = int(str(call.options[0])), *(str(x) for x in call.options[1:4])
-    return n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d]
+    return Shape(n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d])
 
 
 def product_name(call: Call) -> str:

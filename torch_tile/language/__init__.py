@@ -307,9 +307,15 @@ def clear(buffer: Any) -> None:
 
 
 def reduce(
-    buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True, *, batch: int = 1,
+    buffer: Any,
+    out: Any,
+    reduce_type: str,
+    dim: int = -1,
+    clear: Any = True,
+    *,
+    batch: int = 1,
     nan_propagate: Any = False,
-) -> None:  # fmt: skip
+) -> None:
     """Call T.reduce_sum, or the reduction that `reduce_type` names, with the same operands.
 
     It is "sum", "max", "min", "absmax", "abssum", "bitand", "bitor" or "bitxor".

@@ -142,9 +142,7 @@ def warpgroup_wait(num_mma: int) -> None:
     wait_wgmma(num_mma)
 
 
-def warpgroup_fence_operand(
-    buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None
-) -> None:  # fmt: skip
+def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None) -> None:
     """Keep `num_regs` registers of `buffer_or_ptr` from `offset` on in place, as the compiler does by itself."""
     in_kernel("T.warpgroup_fence_operand")
 
@@ -301,10 +299,20 @@ Ages = Mapping[Buffer, tuple[int, Region]]
 
 
 def gemm(
-    A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
-    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, wg_wait: int = 0,
-    wgmma: bool = False, k_pack: int = 1, mbar: Any = None, annotations: Annotations = None,
-) -> None:  # fmt: skip
+    A: Tile,
+    B: Tile,
+    C: Tile,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Scalar = False,
+    *,
+    wg_wait: int = 0,
+    wgmma: bool = False,
+    k_pack: int = 1,
+    mbar: Any = None,
+    annotations: Annotations = None,
+) -> None:
     """Compute `C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
 
     A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; C is (M, N). Leading
@@ -329,9 +337,16 @@ def gemm(
 
 
 def wgmma_gemm(
-    A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
-    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, annotations: Annotations = None,
-) -> None:  # fmt: skip
+    A: Tile,
+    B: Tile,
+    C: Tile,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Scalar = False,
+    *,
+    annotations: Annotations = None,
+) -> None:
     """Start T.gemm, with its operands and options, by wgmma without waiting.
 
     After T.wait_wgmma, C is complete, and A and B may be overwritten.

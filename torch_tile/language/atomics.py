@@ -28,7 +28,7 @@ def update(name: str) -> Callable[..., Expr | None]:
 
     def apply(
         dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False
-    ) -> Expr | None:  # fmt: skip
+    ) -> Expr | None:
         return record(dst, value, memory_order, return_prev)
 
     def record(dst: Any, value: Any, memory_order: str | None, return_prev: bool, use_tma: bool = False) -> Expr | None:
@@ -41,9 +41,12 @@ def update(name: str) -> Callable[..., Expr | None]:
         return None
 
     def add(
-        dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False,
+        dst: Tile,
+        value: Tile | Scalar,
+        memory_order: str | None = None,
+        return_prev: bool = False,
         use_tma: bool = False,
-    ) -> Expr | None:  # fmt: skip
+    ) -> Expr | None:
         if use_tma and (dtype := Handle(need_region(dst, "atomic_add", "dst").buffer).dtype) not in TMA_ADDS:
             known = ", ".join(TMA_ADDS)
             why = f"is True: TMA atomic add does not support dtype {dtype}; supported scalar dtypes are {known}"
@@ -96,7 +99,7 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
 
     def apply(
         dst: Tile, value: Tile | Vector, return_prev: bool = False, memory_order: str | None = None
-    ) -> Vector | None:  # fmt: skip
+    ) -> Vector | None:
         at = in_kernel(what)
         given = list[Any]()
         targets = _elements(dst, what, count)

@@ -41,9 +41,14 @@ class Branches:
     chosen: int
 
     def __init__(
-        self, tracer: Tracer, condition: Expr, names: Sequence[str], live: Sequence[bool], before: Sequence[Any],
+        self,
+        tracer: Tracer,
+        condition: Expr,
+        names: Sequence[str],
+        live: Sequence[bool],
+        before: Sequence[Any],
         homes: Mapping[str, Scope | None],
-    ):  # fmt: skip
+    ):
         self.tracer, self.condition = tracer, condition
         self.names, self.live, self.before, self.homes = names, live, before, homes
         self.scopes: list[Scope] = []  # of the branches

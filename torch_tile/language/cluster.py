@@ -118,10 +118,16 @@ def at_rank(element: Any, rank: Any) -> Expr:
 
 
 def copy_cluster(
-    src: Tile, dst: Tile, *, dst_block: Scalar | None = None, cluster_mask: int | None = None,
-    remote_barrier: Any = None, eviction_policy: str | None = None, coalesced_width: int | None = None,
+    src: Tile,
+    dst: Tile,
+    *,
+    dst_block: Scalar | None = None,
+    cluster_mask: int | None = None,
+    remote_barrier: Any = None,
+    eviction_policy: str | None = None,
+    coalesced_width: int | None = None,
     annotations: Annotations = None,
-) -> None:  # fmt: skip
+) -> None:
     """Copy `src` to `dst` in each block of the cluster that comes here, as T.copy does.
 
     All blocks in `cluster_mask`, whose bits are ranks, get the tile that the one of the lowest rank reads. Where `src`
@@ -143,10 +149,21 @@ def copy_cluster(
 
 
 def tma_copy(
-    src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *, shares: int = 1,
-    by: int = 0, counts: bool = True, combine: str | None = None, eviction_policy: str | None = None,
-    cluster_mask: int | None = None, leader_scope_threads: int | None = None, annotations: Annotations = None,
-) -> None:  # fmt: skip
+    src: Tile,
+    dst: Tile,
+    barrier: Any = None,
+    blocks: Scalar = None,
+    share: Scalar = None,
+    *,
+    shares: int = 1,
+    by: int = 0,
+    counts: bool = True,
+    combine: str | None = None,
+    eviction_policy: str | None = None,
+    cluster_mask: int | None = None,
+    leader_scope_threads: int | None = None,
+    annotations: Annotations = None,
+) -> None:
     """Copy in bulk between global and shared memory, started by one thread of those that run the op (Hopper).
 
     A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and

@@ -48,11 +48,22 @@ class _Emitter:
     thread_var: Expr | None
 
     def __init__(
-        self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
-        a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
-        warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
-        num_elems_per_byte: int = 1, is_m_first: bool | None = False, thread_var: Expr | None = None,
-    ):  # fmt: skip
+        self,
+        a_dtype: Any = "float16",
+        b_dtype: Any = "float16",
+        accum_dtype: Any = "float16",
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        block_row_warps: int = 2,
+        block_col_warps: int = 2,
+        warp_row_tiles: int = 8,
+        warp_col_tiles: int = 8,
+        chunk: int = 16,
+        reduce_k: int = 1,
+        num_elems_per_byte: int = 1,
+        is_m_first: bool | None = False,
+        thread_var: Expr | None = None,
+    ):
         self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d) for d in (a_dtype, b_dtype, accum_dtype))
         self.a_transposed, self.b_transposed, self.chunk = a_transposed, b_transposed, chunk
         self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
@@ -170,9 +181,17 @@ class TensorCoreIntrinEmitter(_Emitter):
             self._load(to, place, not self.b_transposed, lane, column, k, 2 * halves, steps, columns_of_piece)
 
     def _load(
-        self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
-        steps: tuple[tuple[int, int], tuple[int, int]], fragment: tuple[matrix.Digits, matrix.Digits],
-    ) -> None:  # fmt: skip
+        self,
+        to: Address,
+        place: Where,
+        across: bool,
+        lane: Expr,
+        row: Expr,
+        k: Expr,
+        count: int,
+        steps: tuple[tuple[int, int], tuple[int, int]],
+        fragment: tuple[matrix.Digits, matrix.Digits],
+    ) -> None:
         """Load one MMA operand from (row, k) on: by ldmatrix of `count` 8x8 matrices, or element by element."""
         at = in_kernel("ldmatrix")
         width = 16 // to.buffer.dtype.itemsize  # elements of a row of a quarter
@@ -190,9 +209,16 @@ class TensorCoreIntrinEmitter(_Emitter):
                 at.emit(Store(to.buffer, (where,), cast(value, to.buffer.dtype)))
 
     def _quarters(
-        self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
+        self,
+        to: Address,
+        place: Where,
+        across: bool,
+        lane: Expr,
+        row: Expr,
+        k: Expr,
+        count: int,
         steps: tuple[tuple[int, int], tuple[int, int]],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Emit an ldmatrix; lane l gives the address of row `l % 8` of matrix `l // 8`."""
         width = 16 // to.buffer.dtype.itemsize
         line, first, second = lane % 8, lane // 8 % 2, lane // 16 % 2
@@ -242,9 +268,14 @@ class TensorCoreIntrinEmitter(_Emitter):
                 self.mma_atom(A_local_buf, B_local_buf, C_local_buf, i, j, k_inner)
 
     def mma_atom(
-        self, A_local_buf: Tile, B_local_buf: Tile, C_local_buf: Tile, inst_m_idx: Scalar, inst_n_idx: Scalar,
+        self,
+        A_local_buf: Tile,
+        B_local_buf: Tile,
+        C_local_buf: Tile,
+        inst_m_idx: Scalar,
+        inst_n_idx: Scalar,
         k_inner: Scalar = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the product of piece `inst_m_idx` of A and piece `inst_n_idx` of B."""
         at = in_kernel("TensorCoreIntrinEmitter.mma")
         named = ((A_local_buf, "A_local_buf"), (B_local_buf, "B_local_buf"), (C_local_buf, "C_local_buf"))
@@ -319,7 +350,7 @@ class WGMMATensorCoreIntrinEmitter(_Emitter):
 
     def wgmma(
         self, A_region: Tile, B_region: Tile, C_region: Tile, clear_accum: Scalar = False, wg_wait: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a product of tiles, `C += A B`: A in shared memory or a fragment, C a fragment; C is cleared first if
         `clear_accum`.
 
@@ -364,7 +395,7 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
 
 def get_ldmatrix_offset(
     matrix: str, row_idx: Any, col_idx: Any, stride: Any = None, dtype: Any = "float16", transposed: bool = False
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Return the row and column that lane `row_idx` addresses for T.ptx_ldmatrix of four matrices of operand `matrix`.
 
     They lie in a piece of operand "A" or "B" in shared memory, `col_idx` elements further. A is (M, K), or (K, M) if

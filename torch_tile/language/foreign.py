@@ -76,9 +76,13 @@ class Pointer:
 
 
 def access_ptr(
-    base: Tile, access_type: str | int = "r", *extents: Any, offset: Scalar = 0, extent: int | None = None,
+    base: Tile,
+    access_type: str | int = "r",
+    *extents: Any,
+    offset: Scalar = 0,
+    extent: int | None = None,
     ignore_last_ndim: int = 0,
-) -> Pointer:  # fmt: skip
+) -> Pointer:
     """Make a pointer for T.call_extern and T.ptx_...: to `base`, an element, or the first of a slice or buffer.
 
     The call reads or writes `extent` elements from there on, by `access_type`: "r" (1), "w" (2), or "rw" (3) for both.
@@ -156,9 +160,12 @@ def import_source(source: str | None = None, target: str = "cuda") -> None:
 
 
 def call_extern(
-    *operands: Any, dtype: Any = None, func_name: Any = None, effects: dict[int, str] | None = None,
+    *operands: Any,
+    dtype: Any = None,
+    func_name: Any = None,
+    effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """Call the function `func_name` of T.import_source's text, once by each thread that comes here.
 
     `T.call_extern(dtype, func_name, *operands)`, or either of the first two by name and the others in this order.
@@ -181,7 +188,7 @@ def call_extern(
 
 def call_pure_extern(
     dtype: Any, func_name: Any = None, *operands: Any, evaluate: Callable[..., Any] | None = None
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """Call T.call_extern's `func_name` on `operands`, a function that writes nothing. `evaluate` is as there.
 
     Behind pointers with no declared access it only reads."""
@@ -190,9 +197,13 @@ def call_pure_extern(
 
 
 def _call(
-    what: str, dtype: Any, name: Any, args: Sequence[Any], effects: dict[int, str] | None,
+    what: str,
+    dtype: Any,
+    name: Any,
+    args: Sequence[Any],
+    effects: dict[int, str] | None,
     evaluate: Callable[..., Any] | None,
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """Record a call of a function of the author's text."""
     at = in_kernel(what)
     if isinstance(dtype, str) and not isinstance(name, str) and dtype not in dt.BY_NAME and dtype not in VOID:
@@ -217,9 +228,15 @@ def _converted(what: str, name: str, args: Sequence[Any], dtype: Any) -> Expr:
 
 
 def emit_call(
-    what: str, name: str, args: Sequence[Any], dtype: Any, cuda: str, cpu: str, effects: dict[int, str] | None,
+    what: str,
+    name: str,
+    args: Sequence[Any],
+    dtype: Any,
+    cuda: str,
+    cpu: str,
+    effects: dict[int, str] | None,
     evaluate: Callable[..., Any] | None,
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """Record the call of a function of foreign text; gives its value by name."""
     at = in_kernel(what)
     if at.doubtful:
@@ -292,9 +309,13 @@ def _plain(buffer: Buffer) -> None:
 
 
 def CUDASourceCodeKernel(
-    *blocks: Any, threads: int | Sequence[int] | None = None, source_code_or_path: str | os.PathLike[str],
-    entry_name: str | None = None, cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None,
-) -> None:  # fmt: skip
+    *blocks: Any,
+    threads: int | Sequence[int] | None = None,
+    source_code_or_path: str | os.PathLike[str],
+    entry_name: str | None = None,
+    cluster_dims: int | Sequence[int] | None = None,
+    prelude: str | None = None,
+) -> None:
     """Launch the function `entry_name` of `source_code_or_path`, a CUDA text or file, in place of T.Kernel.
 
     Without a name it is the text's only function, or "main_kernel".
@@ -339,9 +360,12 @@ def CUDASourceCodeKernel(
 
 
 def ptx(
-    instruction: str, *operands: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
+    instruction: str,
+    *operands: Any,
+    dtype: Any = "handle",
+    effects: dict[int, str] | None = None,
     evaluate: Callable[..., Any] | None = None,
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """Run PTX, `instruction`, on `operands` in each thread that comes here.
 
     An example is `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.

@@ -68,9 +68,16 @@ def transpose(src: Tile, dst: Tile) -> None:
 
 
 def im2col(
-    img: Tile, col: Tile, nhw_step: Scalar, c_step: Scalar, kernel: int, stride: int, dilation: int, pad: int,
+    img: Tile,
+    col: Tile,
+    nhw_step: Scalar,
+    c_step: Scalar,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
     eviction_policy: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a tile of a convolution's im2col matrix: its product with the weights is the convolution.
 
     `img` is a tensor (N, H, W, C) and `col` a tile (m, k). It is tile number `nhw_step` along the rows, one row for

@@ -217,9 +217,7 @@ class Mrg32k3a(Generator):
         first, second = found
         return let("difference", first - second + select(first > second, _long(0), _long(self.PRIMES[0])))
 
-    def _advance(
-        self, number: Expr, power: int, state: Sequence[Load], prime: int, factors: Sequence[int]
-    ) -> None:  # fmt: skip
+    def _advance(self, number: Expr, power: int, state: Sequence[Load], prime: int, factors: Sequence[int]) -> None:
         """Take `number * power` steps of one recurrence, by squares of the matrix of its step."""
         step = ((0, 1, 0), (0, 0, 1), tuple(f % prime for f in factors))
         rows = [[make_variable("m", dt.uint64, _long(v)) for v in row] for row in _matrix_power(step, power, prime)]

@@ -183,7 +183,7 @@ def _unrolled(block: Block, most: int) -> Iterator[Stmt]:
 
 def _opened_again(
     before: tuple[Stmt, ...], part: tuple[Stmt, ...], texts: Sequence[tuple[Stmt, ...]]
-) -> list[Let | Alloc]:  # fmt: skip
+) -> list[Let | Alloc]:
     """Return the names and tiles that a part after the cut needs again. Raises `lost_at_grid_sync` for mbarriers."""
     wanted = IdSet[Node](node for stmt in part for node in walk(stmt) if node.is_symbol)
     found: list[Let | Alloc] = []

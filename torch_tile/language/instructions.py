@@ -76,10 +76,22 @@ def ptx_ldmatrix(trans: Any, num: int, src_access_ptr: Any, dst_access_ptr: Any)
 
 
 def ptx_mma(
-    dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: str, B_dtype: str, C_dtype: str,
-    multiplicand_a: Any, a_index: Scalar, multiplicand_b: Any, b_index: Scalar, accumulator: Any, c_index: Scalar,
-    saturate: Any = False, operator: Any = None,
-) -> None:  # fmt: skip
+    dtype: Any,
+    shape: str,
+    A_layout: str,
+    B_layout: str,
+    A_dtype: str,
+    B_dtype: str,
+    C_dtype: str,
+    multiplicand_a: Any,
+    a_index: Scalar,
+    multiplicand_b: Any,
+    b_index: Scalar,
+    accumulator: Any,
+    c_index: Scalar,
+    saturate: Any = False,
+    operator: Any = None,
+) -> None:
     """Multiply small matrices in a warp: add A times B to C, in local arrays.
 
     A begins at element `a_index` of `multiplicand_a`, B at `b_index` of `multiplicand_b`, C at `c_index` of

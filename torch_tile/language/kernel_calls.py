@@ -47,7 +47,7 @@ def check_function(function: Any, decorator: str) -> None:
 
 def bind(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], makes_kernel: bool = True
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the bound arguments of a call, without defaults. Raises TileError where they do not fit.
 
     `makes_kernel` tells if the function returns a kernel, which is called with the tensors.
@@ -59,9 +59,13 @@ def bind(
 
 
 def _bad_call(
-    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], text: str,
+    name: str,
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    text: str,
     makes_kernel: bool,
-) -> TileError:  # fmt: skip
+) -> TileError:
     known = list(signature.parameters)
     unknown = [each for each in kwargs if each not in known]
     if unknown:

@@ -34,9 +34,12 @@ def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout | FreeLayout:
 
 
 def Fragment(
-    shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
-    replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
-) -> IRLayout | FreeLayout:  # fmt: skip
+    shape: Any,
+    forward_fn: Callable[..., Any] | None = None,
+    forward_thread_fn: Callable[..., Any] | None = None,
+    replicate: int = 1,
+    forward_index_fn: Callable[..., Any] | None = None,
+) -> IRLayout | FreeLayout:
     """Build a register layout: `forward_fn(i, j)` is (thread, register).
 
     `forward_thread_fn` and `forward_index_fn` give each of them by itself.
@@ -74,9 +77,13 @@ def make_gemm_fragment_8x8_transposed() -> IRLayout | FreeLayout:
 
 
 def PartialFragment(
-    shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
-    replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None, combine: int | None = None,
-) -> PartialLayout:  # fmt: skip
+    shape: Any,
+    forward_fn: Callable[..., Any] | None = None,
+    forward_thread_fn: Callable[..., Any] | None = None,
+    replicate: int = 1,
+    forward_index_fn: Callable[..., Any] | None = None,
+    combine: int | None = None,
+) -> PartialLayout:
     """Build the layout of a reducer's partial sums, for T.annotate_layout: as T.Fragment, with addends as replicas.
 
     `forward_fn`, `forward_thread_fn` and `forward_index_fn` take the number of the replica last.

@@ -257,9 +257,14 @@ def serial(start: Scalar, stop: Scalar = None, step: int | None = 1, *, annotati
 
 
 def unroll(
-    start: Scalar, stop: Scalar = None, step: int | None = 1, *, explicit: bool = False,
-    unroll_factor: int | None = None, annotations: Annotations = None,
-) -> Loop:  # fmt: skip
+    start: Scalar,
+    stop: Scalar = None,
+    step: int | None = 1,
+    *,
+    explicit: bool = False,
+    unroll_factor: int | None = None,
+    annotations: Annotations = None,
+) -> Loop:
     """Run a loop as T.serial does, with its body repeated in the generated code: `unroll_factor` times on a GPU, 1 for
     a loop that must stay one, or as often as the compiler likes. Loops that pick registers are always unrolled.
 
@@ -283,10 +288,15 @@ def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations =
 
 
 def Parallel(
-    *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
-    eviction_policy: str | None = None, coalesced_width: int | None = None, prefer_async: bool | None = None,
+    *extents: Scalar,
+    loop_layout: Any = None,
+    asynchronous: bool = False,
+    independent: bool = False,
+    eviction_policy: str | None = None,
+    coalesced_width: int | None = None,
+    prefer_async: bool | None = None,
     annotations: Annotations = None,
-) -> Loop:  # fmt: skip
+) -> Loop:
     """Run an elementwise nest over a box of `extents`, spread over the threads of the block.
 
     A nest with operations of all threads, such as T.copy or T.gemm, runs in order: one of them in each iteration.
@@ -317,11 +327,18 @@ def Parallel(
 
 
 def Pipelined(
-    start: Scalar, stop: Scalar = None, num_stages: int = 0, order: Sequence[int] | None = None,
-    stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
-    group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, skip: Scalar = None,
+    start: Scalar,
+    stop: Scalar = None,
+    num_stages: int = 0,
+    order: Sequence[int] | None = None,
+    stage: Sequence[int] | None = None,
+    sync: Sequence[Sequence[int]] | None = None,
+    group: Sequence[Sequence[int]] | None = None,
+    *,
+    ping_pong: bool = False,
+    skip: Scalar = None,
     annotations: Annotations = None,
-) -> Loop:  # fmt: skip
+) -> Loop:
     """Run a loop from `start` up to `stop` in order, with copies up to `num_stages` iterations ahead.
 
     With one number, the loop runs from 0 up to it. Results do not depend on `num_stages`, nor on `stage` and `order`,
@@ -471,9 +488,17 @@ class PersistentTileScheduler:
     current_iter: Cell
 
     def __init__(
-        self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, *, swizzle_size: int = 1,
-        column_major: bool = True, cluster_size: int = 1, stateful: bool = True, name: str | None = None,
-    ):  # fmt: skip
+        self,
+        num_m_tiles: Any,
+        num_n_tiles: Any,
+        num_workers: Any = None,
+        *,
+        swizzle_size: int = 1,
+        column_major: bool = True,
+        cluster_size: int = 1,
+        stateful: bool = True,
+        name: str | None = None,
+    ):
         what = "T.PersistentTileScheduler"
         in_kernel(what)
         if isinstance(num_m_tiles, str):

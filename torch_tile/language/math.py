@@ -176,9 +176,8 @@ Select = if_then_else
 
 
 def cast(
-    value: Scalar, dtype: Any, round: str | None = None, sat: str | bool | None = None,
-    rbits: Scalar = None,
-) -> Expr:  # fmt: skip
+    value: Scalar, dtype: Any, round: str | None = None, sat: str | bool | None = None, rbits: Scalar = None
+) -> Expr:
     """Return `value` converted to `dtype`: floats round to nearest even, float to integer truncates.
 
     `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with

@@ -67,9 +67,11 @@ class Recorder:
     """
 
     def __init__(
-        self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None,
+        self,
+        tracer: Tracer,
+        on_annotate: Callable[[str, Any, Any], Any] | None = None,
         references: Mapping[str, Load] | None = None,
-    ):  # fmt: skip
+    ):
         self.tracer = tracer
         self.on_annotate = on_annotate
         self.references: Mapping[str, Load] | dict[str, Load] = references or {}  # elements behind names of T.Ref
@@ -148,8 +150,8 @@ class Recorder:
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     @staticmethod
-    def assign_shared(name: str, value: Any) -> Any:
-        """Return what is assigned to a name of `global` or `nonlocal`. Raise TileError for what the device computes."""
+    def assign_nonlocal(name: str, value: Any) -> Any:
+        """Return the value for a `global` or `nonlocal` name. Raise TileError for a value that the device computes."""
         if isinstance(value, Expr | Handle | Region):
             what = f"`{name}` lives outside the kernel, where Python would keep an expression and no number"
             fix = "write the result into a tensor, or keep it in the kernel: T.alloc_var(dtype)"

@@ -47,7 +47,7 @@ Reducers = Mapping[Buffer, str]
 
 def alloc_reducer(
     shape: Any, dtype: Any = "float32", op: str = "sum", replication: str | None = None, annotations: Annotations = None
-) -> Handle:  # fmt: skip
+) -> Handle:
     """Allocate a fragment that accumulates values of T.Parallel loops by `op`: sum, max, min, bitand, bitor or bitxor.
 
     T.reducer_init opens it, T.reducer_update(acc[i], v) updates it, T.finalize_reducer ends it. Or T.fill or T.clear

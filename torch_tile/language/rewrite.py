@@ -102,7 +102,7 @@ def _compile(function: FunctionType) -> CodeType:
     reads = Reads(tree)
     body = _Reroute(mutable_names(tree, reads), reads).rewrite_body(tree)
     inner = _function(
-        TRACED, _bare(tree.args), body or [ast.Pass()]
+        TRACED, _without_annotations(tree.args), body or [ast.Pass()]
     )  # its own name is the author's: it may call itself
     names = [RECORDER, *function.__code__.co_freevars]
     outer = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
@@ -144,7 +144,7 @@ def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.Funct
     return function
 
 
-def _bare(args: ast.arguments) -> ast.arguments:
+def _without_annotations(args: ast.arguments) -> ast.arguments:
     """Remove annotations and defaults from parameters (defaults are put back on the function object)."""
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
         if arg is not None:
@@ -303,7 +303,7 @@ class _Reroute(ast.NodeTransformer):
         """Build the call that binds a name in the recorder."""
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
         if name in self.shared:
-            value = _call("assign_shared", ast.Constant(name), value, at=at)
+            value = _call("assign_nonlocal", ast.Constant(name), value, at=at)
         return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
@@ -346,9 +346,13 @@ class _Reroute(ast.NodeTransformer):
         return ast.copy_location(loop, node)
 
     def _if_with_break(
-        self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
+        self,
+        node: ast.If,
+        test: ast.expr,
+        known: list[ast.expr],
+        bodies: tuple[list[ast.stmt], list[ast.stmt]],
         end: list[ast.stmt],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Double the text of an `if` with a `break`, which must reach the author's loop, with none of ours between."""
         flag = self._name()
         name = ast.Name(flag, ast.Load())

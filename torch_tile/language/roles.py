@@ -103,7 +103,7 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
 # A kernel's roles, put in order.
 
 
-def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1, thread: Var | None = None) -> Block:
+def gather_roles(body: Block, threads: Sequence[int], blocks: int, thread: Var | None) -> Block:
     """Move the roles of a kernel's body outermost, each with its registers and fragments.
 
     `blocks` share the registers of a multiprocessor. `threads` are those of the block. A branch on the index `thread`

@@ -45,9 +45,14 @@ class Kernel:
     """
 
     def __init__(
-        self, *blocks: Any, threads: int | Sequence[int] | None = None, cluster_dims: int | Sequence[int] | None = None,
-        is_cpu: bool = False, prelude: str | None = None, shared_bytes: int = 0,
-    ):  # fmt: skip
+        self,
+        *blocks: Any,
+        threads: int | Sequence[int] | None = None,
+        cluster_dims: int | Sequence[int] | None = None,
+        is_cpu: bool = False,
+        prelude: str | None = None,
+        shared_bytes: int = 0,
+    ):
         at = tracer("T.Kernel")
         if prelude is not None:
             at.sources.setdefault("cuda", []).append(str(prelude))
@@ -223,9 +228,16 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
 
 
 def alloc_buffer(
-    shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
-    scope: str = "global", align: int = -1, offset_factor: int = 0, buffer_type: str = "",
-) -> Handle:  # fmt: skip
+    shape: Any,
+    dtype: Any = "float32",
+    data: Any = None,
+    strides: Any = None,
+    elem_offset: Any = None,
+    scope: str = "global",
+    align: int = -1,
+    offset_factor: int = 0,
+    buffer_type: str = "",
+) -> Handle:
     """Allocate memory of a named scope, as in TIR: T.alloc_global, T.alloc_shared, T.alloc_fragment or
     T.alloc_local.
 

@@ -31,10 +31,17 @@ def group_of(dtype: dt.DType) -> tuple[int, int]:
 
 
 def gemm_sp(
-    A_sparse: Tile, E: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_E: bool = False,
-    transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False,
+    A_sparse: Tile,
+    E: Tile,
+    B: Tile,
+    C: Tile,
+    transpose_A: bool = False,
+    transpose_E: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: Scalar = False,
     wg_wait: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Compute `C += A B` for a 2:4 sparse A, of tiles in shared memory or fragments, summed in C's dtype.
 
     `A_sparse` (M, K / 2) holds the nonzeros of A's rows. `E`, of an integer dtype, holds where they stand: (M, K / 16)
@@ -66,7 +73,7 @@ def gemm_sp(
     whole = Buffer(f"{kept.buffer.name}_whole", tuple(const(n, dt.int32) for n in shape), element, "shared")
     at.emit(Alloc(whole))
     at.own(whole)
-    kept, places = _indexed(at, kept), _indexed(at, places)
+    kept, places = _indexed_by_any_thread(at, kept), _indexed_by_any_thread(at, places)
     groups = word.bits // NIBBLE  # in an element of E
 
     def expand(point: tuple[Var, ...]) -> Stmt:
@@ -104,7 +111,7 @@ def _matrix(region: Region, name: str, is_transposed: bool) -> tuple[int, int]:
     return rows, columns
 
 
-def _indexed(at: Tracer, region: Region) -> Region:
+def _indexed_by_any_thread(at: Tracer, region: Region) -> Region:
     """Return a region that any thread can index: a fragment goes by way of shared memory."""
     if region.buffer.scope != "fragment":
         return region

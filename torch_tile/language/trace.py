@@ -263,12 +263,12 @@ def span_at(code: CodeType, offset: int) -> Span | None:
     if line is None:
         return None
     file, end_line = code.co_filename, end_line or line
-    start = _characters(file, line, column or 0)
-    return Span(file, line, end_line, start, _characters(file, end_line, end_column) if end_column else start + 1)
+    start = _character_column(file, line, column or 0)
+    return Span(file, line, end_line, start, _character_column(file, end_line, end_column) if end_column else start + 1)
 
 
-def _characters(file: str, line: int, column: int) -> int:
-    """Convert a column to characters; Python counts bytes of UTF-8."""
+def _character_column(file: str, line: int, column: int) -> int:
+    """Convert a column that Python counts in bytes of UTF-8 to one in characters."""
     text = linecache.getline(file, line)
     return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
 

@@ -76,17 +76,17 @@ def activemask() -> Expr:
 
 def any_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in any lane of the warp."""
-    return cast(_made("T.any_sync", memory.vote_any(_vote("T.any_sync", predicate, mask))), dt.int32)
+    return cast(_made("T.any_sync", memory.vote_any(_vote_condition("T.any_sync", predicate, mask))), dt.int32)
 
 
 def all_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in all lanes of the warp."""
-    return cast(_made("T.all_sync", memory.vote_all(_vote("T.all_sync", predicate, mask))), dt.int32)
+    return cast(_made("T.all_sync", memory.vote_all(_vote_condition("T.all_sync", predicate, mask))), dt.int32)
 
 
 def ballot_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return a uint64 with a bit for each lane of the warp, set where `predicate` holds."""
-    return cast(_made("T.ballot_sync", memory.ballot(_vote("T.ballot_sync", predicate, mask))), dt.uint64)
+    return cast(_made("T.ballot_sync", memory.ballot(_vote_condition("T.ballot_sync", predicate, mask))), dt.uint64)
 
 
 def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
@@ -110,7 +110,7 @@ def _code(what: str, value: Any, mask: Any) -> Expr:
     """Reinterpret a value as an integer of 32 or 64 bits."""
     if is_number(value) and value == FULL and not is_number(mask):
         value, mask = mask, value
-    _whole(what, mask)
+    _require_all_lanes(what, mask)
     own = to_expr(value, op=what)
     if own.dtype.is_float:
         own = bits.reinterpret(own, dt.BY_NAME[f"uint{own.dtype.bits}"])
@@ -162,15 +162,15 @@ def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple
         raise error(
             "bad_argument", None, op=what, name="width", why=f"is {width!r}", fix="give a power of two up to 32"
         )
-    _whole(what, mask)
+    _require_all_lanes(what, mask)
     return to_expr(value, op=what), cast(to_expr(other), dt.int32), width
 
 
-def _vote(what: str, predicate: Any, mask: Any) -> Expr:
-    """Sort the arguments of a warp vote; return the condition."""
+def _vote_condition(what: str, predicate: Any, mask: Any) -> Expr:
+    """Return the condition of a warp vote; the mask may be given before it."""
     if is_number(predicate) and predicate == FULL:
         predicate, mask = mask, predicate
-    _whole(what, mask)
+    _require_all_lanes(what, mask)
     return predicate_of(what, predicate)
 
 
@@ -182,7 +182,7 @@ def predicate_of(what: str, value: Any) -> Expr:
     return truth(found)
 
 
-def _whole(what: str, mask: Any) -> None:
+def _require_all_lanes(what: str, mask: Any) -> None:
     """Check that a lane mask names all 32 lanes."""
     mask = getattr(mask, "value", mask)
     if mask not in (FULL, -1):

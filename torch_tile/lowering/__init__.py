@@ -97,7 +97,7 @@ def cuda_passes(
         (sink_store_waits, Stage.THREAD),  # bulk stores are waited for where their tiles are written again
         (bound(allocate_shared), Stage.THREAD),  # shared buffers have offsets
         (init_mbarriers, Stage.THREAD),  # one thread initialises mbarriers before their use
-        (bound(insert_barriers), Stage.THREAD),  # every hazard is ordered by a barrier
+        (insert_barriers, Stage.THREAD),  # every hazard is ordered by a barrier
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations

@@ -44,11 +44,23 @@ class Attention(nn.Module):
 
     @names_parameters
     def __init__(
-        self, hidden_size: Count, num_heads: Count, num_kv_heads: Size | None = None, head_dim: Size | None = None, *,
-        bias: bool = False, output_bias: bool | None = None, causal: bool = True, window: Window | None = 0,
-        qk_norm: bool = False, eps: float = 1e-6, scale: float | None = None, layer_idx: int = 0,
-        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        hidden_size: Count,
+        num_heads: Count,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        *,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        causal: bool = True,
+        window: Window | None = 0,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+        scale: float | None = None,
+        layer_idx: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         num_kv_heads = num_kv_heads or num_heads
@@ -74,9 +86,15 @@ class Attention(nn.Module):
 
     @explains_misfits
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None,
-        attention_mask: Tensor | None = None, cache: Any = None, *, past_key_values: Any = None, **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Any = None,
+        *,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
         """Compute attention of the new positions over themselves and the cached ones.
 
         Args:
@@ -148,9 +166,16 @@ class PagedLatents:
 
     @names_parameters
     def __init__(
-        self, layers: Size, pages: Size, page: Size, kv_lora_rank: Size, qk_rope_head_dim: Size, block_table: Tensor,
-        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        layers: Size,
+        pages: Size,
+        page: Size,
+        kv_lora_rank: Size,
+        qk_rope_head_dim: Size,
+        block_table: Tensor,
+        device: torch.device | str | int | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         self.kv: Tensor = torch.zeros(layers, pages, page, kv_lora_rank, device=device, dtype=dtype)
         self.k_pe: Tensor = torch.zeros(layers, pages, page, qk_rope_head_dim, device=device, dtype=dtype)
         if block_table.is_meta and not self.kv.is_meta:

@@ -127,10 +127,21 @@ class QuantizedExperts(Frozen):
 
     @names_parameters
     def __init__(
-        self, gate_up_proj: Tensor, gate_up_scales: Tensor, down_proj: Tensor, down_scales: Tensor,
-        gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, *, gate: Gate = Gate(),
-        interleaved: bool = False, bits: int = 4, high_first: bool = False, offset: int = 0, format: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        gate_up_proj: Tensor,
+        gate_up_scales: Tensor,
+        down_proj: Tensor,
+        down_scales: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        *,
+        gate: Gate = Gate(),
+        interleaved: bool = False,
+        bits: int = 4,
+        high_first: bool = False,
+        offset: int = 0,
+        format: str = "",
+    ) -> None:
         super().__init__()
         held = {
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,
@@ -170,9 +181,16 @@ class QuantizedExperts(Frozen):
         return [x[:, 0::2], x[:, 1::2]] if self.interleaved else [*x.chunk(2, 1)]
 
     def _product(
-        self, x: Tensor, words: list[Tensor], scales: list[Tensor], routes: Routes, aux: list[Tensor], kinds: str,
-        text: str, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        words: list[Tensor],
+        scales: list[Tensor],
+        routes: Routes,
+        aux: list[Tensor],
+        kinds: str,
+        text: str,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """Multiply rows by their experts' matrices."""
         fields = self.bits, self.high_first, self.offset
         op = torch.ops.tile.grouped_dequant_gemm.default
@@ -209,9 +227,14 @@ class Float8Experts(Frozen):
 
     @names_parameters
     def __init__(
-        self, gate_up_proj: Tensor, gate_up_scales: Tensor, down_proj: Tensor, down_scales: Tensor, *,
+        self,
+        gate_up_proj: Tensor,
+        gate_up_scales: Tensor,
+        down_proj: Tensor,
+        down_scales: Tensor,
+        *,
         gate: Gate = Gate(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         held = {
             "gate_up_proj": gate_up_proj, "gate_up_scales": gate_up_scales, "down_proj": down_proj,

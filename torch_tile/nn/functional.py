@@ -34,9 +34,18 @@ _told: set[str] = set()
 
 @explains_misfits
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
-    window: Window | None = 0, dropout: float = 0.0, softcap: float | None = None, sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = 0,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Compute scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
     Dropout, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
@@ -78,10 +87,21 @@ def attend(
 @explains_misfits
 @renames(cu_seqlens_q="q_starts", cu_seqlens_k="k_starts", max_seqlen_q="most_queries", max_seqlen_k="most_keys")
 def attend_varlen(
-    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, most_queries: int, most_keys: int, *,
-    causal: bool = False, scale: float | None = None, window: Window | None = 0, dropout: float = 0.0,
-    softcap: float | None = None, sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor,
+    k_starts: Tensor,
+    most_queries: int,
+    most_keys: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = 0,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Compute `attend` for sequences that lie one after the other; the last query of each is at its last key.
 
     Args:
@@ -217,9 +237,17 @@ def _warn_once(what: str) -> None:
 
 
 def _plain(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, window: int,
-    dropout: float, softcap: float | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: int,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """Compute `attend` in plain torch, in float32 or better. What the operator refuses is refused."""
     if not torch.compiler.is_compiling():
         require_value(0.0 <= dropout <= 1.0, lambda: f"attend: dropout is {dropout}; expected 0.0 to 1.0")

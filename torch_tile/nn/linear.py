@@ -40,9 +40,14 @@ class Linear(nn.Linear):
 
     @names_parameters
     def __init__(
-        self, in_features: Size, out_features: Size, bias: bool = True, activation: str = "none",
-        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: Size,
+        out_features: Size,
+        bias: bool = True,
+        activation: str = "none",
+        device: torch.device | str | int | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.activation: str = check_activation(activation)
 
@@ -112,9 +117,14 @@ class GatedMLP(nn.Module):
 
     @names_parameters
     def __init__(
-        self, hidden_size: Size, intermediate_size: Size, activation: str = "silu", bias: bool = False,
-        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        hidden_size: Size,
+        intermediate_size: Size,
+        activation: str = "silu",
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.activation: str = check_activation(activation)

@@ -20,10 +20,18 @@ Result = tuple[Tensor, Tensor | None]
 
 @explains_misfits
 def chunk_gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `tile.gated_delta_rule`; use_qk_l2norm_in_kernel divides q and k by their lengths."""
     options = initial_state, output_final_state, cu_seqlens, run
     return _chunks("gated_delta_rule", (q, k, v, g, beta), (scale, use_qk_l2norm_in_kernel), *options)
@@ -32,10 +40,18 @@ def chunk_gated_delta_rule(
 @explains_misfits
 @renames(state="initial_state")
 def fused_recurrent_gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, beta: Tensor | None = None, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `tile.gated_delta_rule_step`; without g nothing decays, without beta it is 1.
 
     The last state has the dtype of the first one, which is not changed.
@@ -48,10 +64,19 @@ def fused_recurrent_gated_delta_rule(
 
 @explains_misfits
 def chunk_kda(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False, cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute Kimi delta attention: `chunk_gated_delta_rule` with g `[B, L, H, K]`, for decays of channels.
 
     use_gate_in_kernel is refused: g must be the logarithm itself.
@@ -67,9 +92,16 @@ fused_recurrent_kda = fused_recurrent_gated_delta_rule
 
 @explains_misfits
 def chunk_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
-    output_final_state: bool = False, cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `tile.gated_linear_attention` with g `[B, L, H, K]`, logarithms of channels' decays."""
     options = initial_state, output_final_state, cu_seqlens, run
     return _chunks("gated_linear_attention", (q, k, v, g), (scale,), *options)
@@ -78,10 +110,18 @@ def chunk_gla(
 @explains_misfits
 @renames(g="gk", state="initial_state")
 def fused_recurrent_gla(
-    q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, gv: Tensor | None = None, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, reverse: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `chunk_gla` token after token; gk is its g, None for no decay. gv and reverse are refused."""
     refuse("fused_recurrent_gla", gv=gv, reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
@@ -90,10 +130,17 @@ def fused_recurrent_gla(
 
 @explains_misfits
 def chunk_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> Result:  # fmt: skip
+) -> Result:
     """Compute linear attention whose heads decay as a whole: by g `[B, L, H]`, by g_gamma `[H]`, or by both."""
     return chunk_gla(q, k, v, _decay(v, g, g_gamma), scale, initial_state, output_final_state, cu_seqlens, run)
 
@@ -101,10 +148,18 @@ def chunk_simple_gla(
 @explains_misfits
 @renames(state="initial_state")
 def fused_recurrent_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, reverse: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `chunk_simple_gla` token after token. reverse is refused."""
     refuse("fused_recurrent_simple_gla", reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
@@ -113,9 +168,15 @@ def fused_recurrent_simple_gla(
 
 @explains_misfits
 def chunk_linear_attn(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
-    output_final_state: bool = False, normalize: bool = True, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    normalize: bool = True,
+    run: Run = operator,
+) -> Result:
     """Compute linear attention without decay. normalize divides by `scale q[t] . (k[1] + ... + k[t]) + 1e-10`."""
     out, state = chunk_gla(q, k, v, no_decay(v), scale, initial_state, output_final_state, run=run)
     if normalize:
@@ -128,9 +189,15 @@ def chunk_linear_attn(
 
 @explains_misfits
 def chunk_retention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
-    output_final_state: bool = False, cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute RetNet's attention (arXiv:2307.08621): head h decays by `1 - 2 ** (-5 - h)` at each time."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = torch.log1p(-torch.exp2(-5 - heads))
@@ -139,10 +206,17 @@ def chunk_retention(
 
 @explains_misfits
 def chunk_lightning_attn(
-    q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer_idx: int,
+    num_layers: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> Result:  # fmt: skip
+) -> Result:
     """Compute lightning attention (arXiv:2401.04658): `exp(-8 h / H (1 - layer_idx / num_layers))` in head h."""
     heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float32)
     gamma = -(8 / v.shape[2] * (1 - layer_idx / num_layers)) * heads
@@ -152,10 +226,18 @@ def chunk_lightning_attn(
 @explains_misfits
 @renames(g="gk")
 def chunk_dplr_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gk: Tensor, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> Result:  # fmt: skip
+) -> Result:
     """Compute `tile.rwkv7` with gk as its g; `exp(-gk) a` must be finite."""
     options = initial_state, output_final_state, cu_seqlens, run
     return _chunks("rwkv7", (q, k, v, gk, a, b), (_scale(q, scale),), *options)
@@ -164,10 +246,19 @@ def chunk_dplr_delta_rule(
 @explains_misfits
 @renames(g="gk", state="initial_state")
 def fused_recurrent_dplr_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gk: Tensor, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, reverse: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute `chunk_dplr_delta_rule` token after token. reverse is refused."""
     refuse("fused_recurrent_dplr_delta_rule", reverse=reverse or None)
     options = initial_state, output_final_state, cu_seqlens, run
@@ -177,10 +268,18 @@ def fused_recurrent_dplr_delta_rule(
 @explains_misfits
 @renames(q="r", gk="w")
 def chunk_rwkv7(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float = 1.0,
-    initial_state: Tensor | None = None, output_final_state: bool = True, cu_seqlens: Tensor | None = None,
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = True,
+    cu_seqlens: Tensor | None = None,
     run: Run = operator,
-) -> Result:  # fmt: skip
+) -> Result:
     """Compute `tile.rwkv7` with r as its q and w as its g."""
     return chunk_dplr_delta_rule(r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, run)
 
@@ -188,10 +287,19 @@ def chunk_rwkv7(
 @explains_misfits
 @renames(q="r", gk="w", a="kk", b="a")
 def fused_mul_recurrent_rwkv7(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, scale: float = 1.0,
-    initial_state: Tensor | None = None, output_final_state: bool = True, reverse: bool = False,
-    cu_seqlens: Tensor | None = None, run: Run = operator,
-) -> Result:  # fmt: skip
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kk: Tensor,
+    a: Tensor,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = True,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    run: Run = operator,
+) -> Result:
     """Compute RWKV-7 by tokens from normalized keys kk and their rates a: reads at -kk, updates at `kk a`."""
     options = scale, initial_state, output_final_state, reverse, cu_seqlens
     return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, *options, run=run)
@@ -216,9 +324,14 @@ def _decay(v: Tensor, g: Tensor | None, gamma: Tensor | None) -> Tensor:
 
 
 def _chunks(
-    op: str, tensors: tuple[Tensor, ...], numbers: tuple[float | None, ...], initial_state: Tensor | None,
-    output_final_state: bool, cu_seqlens: Tensor | None, run: Run,
-) -> Result:  # fmt: skip
+    op: str,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float | None, ...],
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    run: Run,
+) -> Result:
     """Run the operator `op`, which computes chunks of tokens; `numbers` are its scale and its flags."""
     scale, *flags = numbers
     given = initial_state, cu_seqlens, None if scale is None else float(scale), *map(bool, flags)
@@ -227,9 +340,14 @@ def _chunks(
 
 
 def _steps(
-    op: str, tensors: tuple[Tensor, ...], numbers: tuple[float | None, ...], initial_state: Tensor | None,
-    output_final_state: bool, cu_seqlens: Tensor | None, run: Run,
-) -> Result:  # fmt: skip
+    op: str,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float | None, ...],
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    run: Run,
+) -> Result:
     """Run the operator `op` in its form for steps; packed sequences go to `_chunks`.
 
     Without a first state it is zeros `[B, H, K, V]`, in float32 or v's float64.

@@ -29,9 +29,13 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
     @names_parameters
     def __init__(
-        self, weight: torch.Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
-        label_smoothing: float = 0.0, z_loss: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> None:
         super().__init__(weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         self.z_loss = z_loss
         check_reduction("CrossEntropyLoss", reduction)
@@ -63,10 +67,19 @@ class LinearCrossEntropyLoss(nn.Linear):
 
     @names_parameters
     def __init__(
-        self, in_features: Size, num_classes: Size, bias: bool = False, *, ignore_index: int = -100,
-        reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
-        device: torch.device | str | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: Size,
+        num_classes: Size,
+        bias: bool = False,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__(in_features, num_classes, bias, device, dtype)
         check_reduction("LinearCrossEntropyLoss", reduction)
         self.ignore_index, self.reduction = ignore_index, reduction

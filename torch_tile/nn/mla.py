@@ -54,11 +54,23 @@ class MLAAttention(nn.Module):
 
     @names_parameters
     def __init__(
-        self, hidden_size: Size, num_heads: Count, *, q_lora_rank: Size | None = 1536, kv_lora_rank: Size = 512,
-        qk_nope_head_dim: Size = 128, qk_rope_head_dim: Size = 64, v_head_dim: Size = 128, bias: bool = False,
-        eps: float = 1e-6, rope_interleave: bool = True, scale: float | None = None, layer_idx: int = 0,
-        device: torch.device | str | int | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        hidden_size: Size,
+        num_heads: Count,
+        *,
+        q_lora_rank: Size | None = 1536,
+        kv_lora_rank: Size = 512,
+        qk_nope_head_dim: Size = 128,
+        qk_rope_head_dim: Size = 64,
+        v_head_dim: Size = 128,
+        bias: bool = False,
+        eps: float = 1e-6,
+        rope_interleave: bool = True,
+        scale: float | None = None,
+        layer_idx: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.q_lora_rank, self.kv_lora_rank = num_heads, q_lora_rank, kv_lora_rank
@@ -81,9 +93,15 @@ class MLAAttention(nn.Module):
 
     @explains_misfits
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
-        cache: Any = None, *, past_key_values: Any = None, **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        cache: Any = None,
+        *,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
         """Attend from the new positions to themselves and the cached ones, causally.
 
         Args:
@@ -155,9 +173,15 @@ class MLAAttention(nn.Module):
         return self.absorbed(q_nope, q_pe, *pools, cache.block_table, cache.seq_lens + length, cache.schedule)
 
     def absorbed(
-        self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor,
-        table: Tensor | None = None, lengths: Tensor | None = None, schedule: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        kv: Tensor,
+        k_pe: Tensor,
+        table: Tensor | None = None,
+        lengths: Tensor | None = None,
+        schedule: Tensor | None = None,
+    ) -> Tensor:
         """Attend on the latents, with weights absorbed into queries and outputs: queries `[B, H, S, nope]` and `[B, H,
         S, R]` to `[B, S, H, v]`.
 

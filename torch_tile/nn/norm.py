@@ -45,10 +45,16 @@ class RMSNorm(nn.Module):
 
     @names_parameters
     def __init__(
-        self, normalized_shape: Size | Sequence[Size], eps: float | None = None, elementwise_affine: bool = True,
-        activation: str = "none", weight_offset: float = 0.0, cast_first: bool = False,
-        device: torch.device | str | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        normalized_shape: Size | Sequence[Size],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        activation: str = "none",
+        weight_offset: float = 0.0,
+        cast_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int] = (last_dimension(normalized_shape),)
         self.eps, self.activation = eps, check_activation(activation)
@@ -129,9 +135,14 @@ class LayerNorm(nn.LayerNorm):
 
     @names_parameters
     def __init__(
-        self, normalized_shape: Size | Sequence[Size], eps: float = 1e-5, elementwise_affine: bool = True,
-        bias: bool = True, device: torch.device | str | None = None, dtype: FloatDtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        normalized_shape: Size | Sequence[Size],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: FloatDtype | None = None,
+    ) -> None:
         super().__init__([last_dimension(normalized_shape)], eps, elementwise_affine, bias, device, dtype)
 
     @explains_misfits

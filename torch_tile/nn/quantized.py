@@ -72,10 +72,19 @@ class QuantizedLinear(Frozen):
 
     @names_parameters
     def __init__(
-        self, words: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None, bias: Tensor | None = None, *,
-        bits: int = 4, high_first: bool = False, offset: int = 0, format: str = "",
-        compute_dtype: FloatDtype | None = None, whole_scale: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        words: Tensor,
+        scales: Tensor | None = None,
+        zeros: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int = 4,
+        high_first: bool = False,
+        offset: int = 0,
+        format: str = "",
+        compute_dtype: FloatDtype | None = None,
+        whole_scale: Tensor | None = None,
+    ) -> None:
         super().__init__()
         if words.dim() != 2 or words.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
             kind = f"{words.dtype}, {list(words.shape)}"

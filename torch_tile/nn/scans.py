@@ -27,10 +27,16 @@ def operator(name: str, *args: Any) -> Any:
 @explains_misfits
 @renames(initial_state="initial_states")
 def causal_conv1d_fn(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None, return_final_states: bool = False, final_states_out: Tensor | None = None,
-    activation: str | None = None, run: Run = operator,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+    run: Run = operator,
+) -> Any:
     """Compute `tile.causal_conv1d` of channels-first tensors.
 
     Args:
@@ -66,9 +72,15 @@ def causal_conv1d_fn(
 @explains_misfits
 @renames(state="conv_state")
 def causal_conv1d_update(
-    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
-    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None, run: Run = operator,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    run: Run = operator,
+) -> Tensor:
     """Compute `tile.causal_conv1d_update`, which writes the new state into `conv_state`.
 
     Args:
@@ -97,12 +109,24 @@ def causal_conv1d_update(
 
 @explains_misfits
 def mamba_chunk_scan_combined(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int | None = None, D: Tensor | None = None,
-    z: Tensor | None = None, dt_bias: Tensor | None = None, initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None, cu_seqlens: Tensor | None = None, dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")), return_final_states: bool = False,
-    return_varlen_states: bool = False, run: Run = operator,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    return_varlen_states: bool = False,
+    run: Run = operator,
+) -> Any:
     """Compute `tile.ssd_chunk_scan` under the name and parameters of mamba_ssm.
 
     Args:
@@ -141,10 +165,19 @@ def mamba_chunk_scan_combined(
 
 @explains_misfits
 def selective_state_update(
-    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
-    z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    state_batch_indices: Tensor | None = None, run: Run = operator,
-) -> Tensor:  # fmt: skip
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+    run: Run = operator,
+) -> Tensor:
     """Compute `tile.selective_state_update`, which writes the new state into `state`; without a head dimension there is
     one head.
 

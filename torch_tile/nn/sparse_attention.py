@@ -17,11 +17,23 @@ HIDES = "seen=le(i3,x0);v=where(seen,acc0,-inf);ret v"
 
 @explains_misfits
 def parallel_nsa(
-    q: Tensor, k: Tensor, v: Tensor, g_cmp: Tensor | None = None, g_slc: Tensor | None = None,
-    g_swa: Tensor | None = None, block_indices: Tensor | None = None, block_counts: int = 16, block_size: int = 64,
-    window_size: int = 0, scale: float | None = None, cu_seqlens: Tensor | None = None, k_cmp: Tensor | None = None,
-    v_cmp: Tensor | None = None, cmp_length: int | None = None, cmp_stride: int | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g_cmp: Tensor | None = None,
+    g_slc: Tensor | None = None,
+    g_swa: Tensor | None = None,
+    block_indices: Tensor | None = None,
+    block_counts: int = 16,
+    block_size: int = 64,
+    window_size: int = 0,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    k_cmp: Tensor | None = None,
+    v_cmp: Tensor | None = None,
+    cmp_length: int | None = None,
+    cmp_stride: int | None = None,
+) -> Tensor:
     """Compute the gated sum of attention over compressed keys, selected blocks and a window.
 
     Every branch is causal. A query sees the compressed keys that end before or with it; of keys, the blocks that

@@ -33,10 +33,17 @@ Sizes = Sequence[tuple[checks.Size, str]]
 
 
 def declare_with_lse(
-    name: str, args: Callable[P, Any], doc: str, lse: str, *, module: str, fake: Callable[[Any], tuple[Tensor, Tensor]],
-    without_lse: Mapping[str, Any] = MappingProxyType({}), with_lse: Mapping[str, Any] = MappingProxyType({}),
+    name: str,
+    args: Callable[P, Any],
+    doc: str,
+    lse: str,
+    *,
+    module: str,
+    fake: Callable[[Any], tuple[Tensor, Tensor]],
+    without_lse: Mapping[str, Any] = MappingProxyType({}),
+    with_lse: Mapping[str, Any] = MappingProxyType({}),
     **common: Any,
-) -> tuple[Callable[P, Tensor], Callable[P, tuple[Tensor, Tensor]]]:  # fmt: skip
+) -> tuple[Callable[P, Tensor], Callable[P, tuple[Tensor, Tensor]]]:
     """Declare attention, and `name_lse`, which also returns the log-sum-exp. Return the documented forms of both.
 
     doc: the documentation of the first. lse: the shape of the log-sum-exp, as text. module: the kernels of both.

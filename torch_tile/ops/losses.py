@@ -18,9 +18,14 @@ REDUCTIONS = ("mean", "sum", "none")
 @explains_misfits
 @renames("cross_entropy", logits="input")
 def cross_entropy_loss(
-    input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
-    reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> torch.Tensor:
     """Compute `F.cross_entropy` of class indices, and a penalty on the log-sum-exp: see `torch_tile.ops.cross_entropy`.
 
     The logits are read twice if a gradient is wanted, else once. Nothing of their size is stored but the gradient.
@@ -51,10 +56,18 @@ def cross_entropy_loss(
 @explains_misfits
 @renames("linear_cross_entropy", hidden="input", weight="linear_weight", bias="linear_bias", class_weight="weight")
 def linear_cross_entropy_loss(
-    input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor, *, linear_bias: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None, reduction: str = "mean", ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """Compute `F.cross_entropy(softcap(F.linear(input, linear_weight, linear_bias)), target)`, storing no logits.
 
     Where a gradient is wanted, "mean" and "sum" compute the gradients together with the loss. They do so in one pass

@@ -95,9 +95,7 @@ class CudaLauncher(BaseLauncher):
 
     kind = "cuda"
 
-    def __init__(
-        self, program: Program, source: CudaSource, cubin: bytes, target: Target, out_idx: Sequence[int] = ()
-    ):  # fmt: skip
+    def __init__(self, program: Program, source: CudaSource, cubin: bytes, target: Target, out_idx: Sequence[int] = ()):
         super().__init__(program, out_idx)
         self.source, self.cubin, self.target = source, cubin, target
         self.everything = [*program.params, *program.outputs, *program.workspaces]
@@ -209,7 +207,7 @@ class CudaLauncher(BaseLauncher):
 
     def launch(
         self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
-    ) -> Launch | None:  # fmt: skip
+    ) -> Launch | None:
         """Return the launch of one kernel; None if its grid is empty."""
         grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
         if grid is None:
@@ -221,7 +219,7 @@ class CudaLauncher(BaseLauncher):
 
     def arguments(
         self, entry: Entry, sizes: Sizes, scalars: Mapping[Var, Scalar] | None = None
-    ) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:  # fmt: skip
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:
         """Return a kernel's arguments, as in `Launch`, and the forms of its tensor maps."""
         found: list[tuple[int, int]] = []
         forms: list[MapForm] = []

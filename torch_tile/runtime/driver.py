@@ -105,10 +105,16 @@ class Driver:
         return functions
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int,
-        slots: Sequence[int | ctypes.Array[ctypes.c_char]], cluster: tuple[int, int, int] = NO_CLUSTER,
+        self,
+        function: int,
+        grid: Sequence[int],
+        threads: int,
+        shared: int,
+        stream: int,
+        slots: Sequence[int | ctypes.Array[ctypes.c_char]],
+        cluster: tuple[int, int, int] = NO_CLUSTER,
         early: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start a kernel of the current context on `stream`.
 
         Each slot is one argument: the 8 bytes that hold it, or all its bytes. Blocks come in groups of `cluster`; an
@@ -131,9 +137,16 @@ class Driver:
         self._check("cuLaunchKernelEx", ctypes.byref(config), kernel, places, None)
 
     def encode_tiled(
-        self, into: int, data_type: int, address: int, sizes: Sequence[int], strides: Sequence[int],
-        box: Sequence[int], swizzle: int, promotion: int,
-    ) -> None:  # fmt: skip
+        self,
+        into: int,
+        data_type: int,
+        address: int,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        swizzle: int,
+        promotion: int,
+    ) -> None:
         """Write the tensor map of a tensor at `address` to the 128 bytes at `into`, a multiple of 64.
 
         Numbers are the driver's; the innermost dimension comes first; `strides`, of all others, are in bytes. What is

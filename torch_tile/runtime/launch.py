@@ -99,9 +99,13 @@ class Launcher(BaseLauncher):
     asserts: Sequence[tuple[str, Span | None]]
 
     def __init__(
-        self, program: Program, entry: Callable[..., int], asserts: Sequence[tuple[str, Span | None]],
-        out_idx: Sequence[int] = (), library: Path | None = None,
-    ):  # fmt: skip
+        self,
+        program: Program,
+        entry: Callable[..., int],
+        asserts: Sequence[tuple[str, Span | None]],
+        out_idx: Sequence[int] = (),
+        library: Path | None = None,
+    ):
         super().__init__(program, out_idx)
         self.entry, self.asserts = entry, asserts
         self.library = library  # where the entry is from, if from a library of its own

@@ -75,9 +75,15 @@ def negative_test() -> tuple[int, int]:
 
 
 def launch_function(
-    slow: Callable[..., Any], failed: Callable[[int], Any], driver: Sequence[int], kinds: str, masks: Sequence[int],
-    scalars_matter: bool, low_bits: int = 0, disjoint: Sequence[tuple[int, int]] = (),
-) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:  # fmt: skip
+    slow: Callable[..., Any],
+    failed: Callable[[int], Any],
+    driver: Sequence[int],
+    kinds: str,
+    masks: Sequence[int],
+    scalars_matter: bool,
+    low_bits: int,
+    disjoint: Sequence[tuple[int, int]] = (),
+) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
     """Return a function that follows plans, and `remember(arguments, packed plan)`, which adds a form's plan.
 
     The function calls `slow` for a form without a plan, and `failed` with the driver's status of a refused launch.

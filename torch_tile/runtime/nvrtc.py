@@ -209,9 +209,7 @@ class _Nvrtc:
         self._check(self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
 
-    def compile(
-        self, text: str, headers: Sequence[tuple[str, bytes]], flags: Sequence[str]
-    ) -> tuple[bytes, str]:  # fmt: skip
+    def compile(self, text: str, headers: Sequence[tuple[str, bytes]], flags: Sequence[str]) -> tuple[bytes, str]:
         """Compile `text`; return the cubin and the log. Raises the errors of `compile_cubin`."""
         lib, program = self.library, ctypes.c_void_p()
         if self.version() >= (13, 0):  # NVRTC has a cache of its own beside the driver, which gives no log

@@ -77,9 +77,7 @@ class Findings:
     block: tuple[int, ...] = ()
     barriers: int = 0
 
-    def add(
-        self, kind: str, span: Span | None, message: str, count: int = 1, *, between_blocks: bool = False
-    ) -> None:  # fmt: skip
+    def add(self, kind: str, span: Span | None, message: str, count: int = 1, *, between_blocks: bool = False) -> None:
         """Record a mistake, or count it again if the same mistake was found at the same place."""
         key = kind, span, message.split(";")[0]
         known = self.found.get(key)

@@ -23,9 +23,12 @@ from torch_tile.simulator.values import Value, constant
 
 
 def interpret(
-    flat: Program, program: Program, args: Sequence[Any] | Mapping[str, Any], allocated: Sequence[int] = (),
+    flat: Program,
+    program: Program,
+    args: Sequence[Any] | Mapping[str, Any],
+    allocated: Sequence[int] = (),
     blocks: Iterable[tuple[int, ...]] | None = None,
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Run `flat`, the stage FLAT of `program`, on the arguments of a call. Tensors are written in place.
 
     `allocated` are the positions of parameters that the caller leaves out. The caller gets these back as `outputs`,

@@ -51,9 +51,7 @@ class Atomic(RegisteredOp):
     use_tma: bool = False  # whether the author asked for a TMA, which not every target has
 
     @classmethod
-    def build(
-        cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None, use_tma: bool = False
-    ) -> Atomic:  # fmt: skip
+    def build(cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None, use_tma: bool = False) -> Atomic:
         """Build the op. `dst` is an element, slice or buffer; `value` is a scalar, or a region of its shape."""
         known = STORE_ORDERS if cls.kind == "exchange" else ORDERS
         order = check_order(f"T.{cls.op_name}", memory_order or "relaxed", known)

@@ -21,7 +21,7 @@ from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const
 from torch_tile.ir.layout import row_major
 from torch_tile.ir.node import equal, node_class
-from torch_tile.ir.simplify import simplify
+from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
 if TYPE_CHECKING:
@@ -171,12 +171,19 @@ def squeezed(region: Region) -> tuple[Expr, ...]:
     return tuple(e for e in region.extents if not is_one(e))
 
 
-def inside(region: Region) -> list[Expr]:
+def conditions_inside(region: Region) -> list[Expr]:
     """Return the conditions that a region lies inside its buffer."""
     found = []
     for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
         found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]
     return found
+
+
+def unproven_bounds(region: Region) -> list[list[Expr]]:
+    """Return the conditions of `conditions_inside` that are not always true, dimension by dimension."""
+    conditions = [simplify(condition) for condition in conditions_inside(region)]
+    pairs = zip(conditions[::2], conditions[1::2], strict=True)
+    return [[condition for condition in pair if not is_literal(condition, True)] for pair in pairs]
 
 
 def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:

@@ -111,7 +111,7 @@ class ScaleRows(RegisteredOp):
         return held.shape == self.factors.buffer.static_shape and held.extent("r") <= FEW
 
     def evaluate(self, env: Env) -> None:
-        """Multiply in the tile's type."""
+        """Multiply each row by its factor, in the tile's type."""
         tile, factors = env.read(self.tile), env.read(self.factors)
         rows = [env.size(e) for e in self.factors.tile_shape]
         rest = [1] * (len(self.tile.tile_shape) - 1)

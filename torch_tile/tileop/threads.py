@@ -57,9 +57,7 @@ class Layouts:
         return iter(self._decided.values())
 
 
-def role_context(
-    role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[Var, Expr]
-) -> ThreadContext:  # fmt: skip
+def role_context(role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[Var, Expr]) -> ThreadContext:
     """Return the context of a role's threads, counted from 0; `thread` is the running thread's index in the block."""
     own = thread - role.first if role.first else thread
     return ThreadContext(build, own, role.count, ranges, values, asynchronous=role.first % 128 == 0)

@@ -52,9 +52,7 @@ def compress(
     return (found.mT.contiguous(), metadata.mT.contiguous()) if transposed else (found, metadata)
 
 
-def randn_semi_sparse(
-    M: int, K: int, dtype: Any = None, device: Any = None, transposed: bool = False
-) -> torch.Tensor:  # fmt: skip
+def randn_semi_sparse(M: int, K: int, dtype: Any = None, device: Any = None, transposed: bool = False) -> torch.Tensor:
     """Return a matrix (M, K), or (K, M) with `transposed`, of normal numbers, 2:4 sparse along K: float16 on the GPU.
 
     Of 32-bit types, one of each two neighbours is 0. The device is the GPU if there is one.

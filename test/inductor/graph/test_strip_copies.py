@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.graph.nodes import Rewrite, aten, val
-from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of
+from torch_tile.inductor.graph.strip_copies import bare, remove_identical_copies
 
 ATTENTION = torch.ops.tile.attention.default
 
@@ -103,7 +103,7 @@ def test_copies_behind_are_dropped_where_nothing_moves(traced):
 
     graph, op = traced(f, (2, 5, 4, 16), (2, 4, 7, 16))
     assert len(copies(graph)) == 2
-    drop_copies_of(op)
+    remove_identical_copies(op)
     (left,) = copies(graph)
     assert left.args[0] is op
     graph.lint()
@@ -115,7 +115,7 @@ def test_copies_that_are_returned_stay(traced):
         return out, out.clone().view(2, 4, 80)
 
     graph, op = traced(f, (2, 4, 5, 16), (2, 4, 7, 16))
-    drop_copies_of(op)
+    remove_identical_copies(op)
     assert len(copies(graph)) == 1
 
 

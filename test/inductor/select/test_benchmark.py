@@ -78,7 +78,7 @@ def traced(f, *args):
 
 
 def attend(q, k, v, mask=None):
-    """With gradients, as cost_rules.py compares it."""
+    """With gradients, as training.py compares it."""
     with torch.enable_grad():
         given = [x.detach().requires_grad_() for x in (q, k, v)]
         out = F.scaled_dot_product_attention(*given, mask)

@@ -96,9 +96,9 @@ def program(*stmts, threads=THREADS):
 
 def synchronised(made):
     """The program with barriers, checked to be enough, and not to change when looked at again."""
-    done = insert_barriers(made, Build(Target.of("cuda:sm_80")))
+    done = insert_barriers(made)
     assert not races(done), done
-    assert insert_barriers(done, Build(Target.of("cuda:sm_80"))) is done
+    assert insert_barriers(done) is done
     return done
 
 
@@ -134,7 +134,7 @@ def test_one_barrier_orders_many():
 def test_a_barrier_of_the_author_counts():
     s = shared("s", THREADS)
     made = program(put(s, TX), barrier(), get(s, neighbour()))
-    assert insert_barriers(made, Build(Target.of("cuda:sm_80"))) is made
+    assert insert_barriers(made) is made
 
 
 def test_reads_then_writes_and_writes_then_writes():
@@ -236,7 +236,7 @@ def test_uniform_branches_may_have_barriers_of_their_own():
 def test_what_a_rare_branch_leaves_is_ordered_in_it():
     s, t = shared("s", THREADS), shared("t", THREADS)
     body = [barrier(), get(t, TX), when(Var("n", role="param") < 1, [put(s, TX)]), get(s, neighbour())]
-    done = insert_barriers(program(loop(4, lambda k: body)), Build(Target.of("cuda:sm_80")))
+    done = insert_barriers(program(loop(4, lambda k: body)))
     branch = next(n for n in walk(done) if isinstance(n, If))
     assert is_barrier(branch.then.stmts[-1]) and barriers(done) == 2
 
@@ -352,7 +352,7 @@ def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
         *product, *(more if pending else ()), put(other, TX), get(other, (TX + 1) % 128), wgmma_wait(pending),
         put(a, TX // 8, TX % 8), threads=128,
     )  # fmt: skip
-    done = insert_barriers(made, Build(Target.of("cuda:sm_90a")))
+    done = insert_barriers(made)
     assert barriers(done) == 2, done
 
 
@@ -369,7 +369,7 @@ def test_a_product_reads_one_version_of_a_tile(versions):
         product = wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks)
         return [put(a, version, TX // 8, TX % 8), product, wgmma_commit(), wgmma_wait(0)]
 
-    done = insert_barriers(program(loop(9, iteration), threads=128), Build(Target.of("cuda:sm_90a")))
+    done = insert_barriers(program(loop(9, iteration), threads=128))
     assert barriers(done) == (2 if versions == 1 else 1), done
 
 
@@ -380,7 +380,7 @@ def test_a_barrier_in_front_of_a_loop_of_products_has_its_fence():
     start = [Address(x, (number(0), number(0))) for x in (a, b)]
     product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit(), wgmma_wait(0)]
     made = program(put(a, TX // 8, TX % 8), loop(3, lambda k: product), threads=128)
-    done = insert_barriers(made, Build(Target.of("cuda:sm_90a")))
+    done = insert_barriers(made)
     calls = [s.call.name for s in done.kernels[0].body.stmts if isinstance(s, Do)]
     assert calls == ["fence_proxy_async", "barrier"], done
 
@@ -605,7 +605,7 @@ def test_tiles_at_multiples_of_their_rows(apart, met, across):
         place = k * unknown % 3 * apart + TX
         return [*([warp_barrier()] if across else []), put(rows, place, 0), get(rows, place, 0)]
 
-    done = insert_barriers(program(loop(3, body), threads=64), Build(Target.of("cuda:sm_80")))
+    done = insert_barriers(program(loop(3, body), threads=64))
     assert barriers(done) == (met if across else 1)
 
 
@@ -790,7 +790,7 @@ def test_a_pair_of_accesses_is_looked_at_once(depth, seed, monkeypatch):
 
     between = Hazards._between
     monkeypatch.setattr(Hazards, "_between", counting)
-    insert_barriers(nested(depth, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    insert_barriers(nested(depth, random.Random(seed)))
     assert len(looked) <= 2 * len(alike), (len(looked), len(alike))
 
 
@@ -805,8 +805,8 @@ def test_walks_grow_with_the_square_of_the_depth_at_most(seed, monkeypatch):
 
     body = Walk._body
     monkeypatch.setattr(Walk, "_body", counting)
-    insert_barriers(nested(2, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    insert_barriers(nested(2, random.Random(seed)))
     two = len(walked)
     walked.clear()
-    insert_barriers(nested(6, random.Random(seed)), Build(Target.of("cuda:sm_80")))
+    insert_barriers(nested(6, random.Random(seed)))
     assert len(walked) <= 3**2 * (two + 50), (two, len(walked))

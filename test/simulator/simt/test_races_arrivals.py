@@ -163,4 +163,4 @@ def test_what_was_heard_is_what_each_block_knew(seed):
             return bool(vector[column] >= when)
 
         want = [[known(*pair) for pair in zip(*row, strict=True)] for row in zip(when, column, strict=True)]
-        assert heard.has(when, column).tolist() == want
+        assert heard.knew(when, column).tolist() == want

@@ -125,9 +125,16 @@ def any(*conditions: Any) -> _expr.Expr:
 
 
 def decl_buffer(
-    shape: Any, dtype: Any = "float32", name: str = "buffer", data: Any = None, strides: Any = None,
-    elem_offset: Any = None, scope: str = "", data_alignment: int = -1, offset_factor: int = 0,
-) -> _Handle:  # fmt: skip
+    shape: Any,
+    dtype: Any = "float32",
+    name: str = "buffer",
+    data: Any = None,
+    strides: Any = None,
+    elem_offset: Any = None,
+    scope: str = "",
+    data_alignment: int = -1,
+    offset_factor: int = 0,
+) -> _Handle:
     """Describe a buffer outside of kernels, for layouts and questions; inside of them it is T.decl_buffer."""
     if is_tracing() and tracer().scopes:
         return _language.decl_buffer(shape, dtype, data, strides, elem_offset, scope or "global")

@@ -22,9 +22,13 @@ class PassContext:
     _entered: list[PassContext] = []
 
     def __init__(
-        self, opt_level: int = 2, required_pass: Sequence[str] = (), disabled_pass: Sequence[str] = (),
-        instruments: Sequence[Any] | None = None, config: Mapping[str, Any] | None = None,
-    ):  # fmt: skip
+        self,
+        opt_level: int = 2,
+        required_pass: Sequence[str] = (),
+        disabled_pass: Sequence[str] = (),
+        instruments: Sequence[Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
         if instruments:
             why, fix = "watch TVM's passes", "python -m torch_tile show FILE prints what each pass made"
             raise error("bad_argument", None, op="PassContext", name="instruments", why=why, fix=fix)

@@ -64,9 +64,13 @@ inline void* current_stream() {
 
 
 def recorded_call(
-    name: str, tensors: Sequence[TensorMeta], outs: Sequence[TensorMeta], constants: Sequence[Any],
-    unflatten: Unflatten, env: Any,
-) -> Embedded:  # fmt: skip
+    name: str,
+    tensors: Sequence[TensorMeta],
+    outs: Sequence[TensorMeta],
+    constants: Sequence[Any],
+    unflatten: Unflatten,
+    env: Any,
+) -> Embedded:
     """Write a call of `launchers.<name>` on tensors of these forms as C++. Raises NotEmbedded if that is not possible.
 
     unflatten: tensors and constants to (args, kwargs). env: where the symbols in constants and forms come from.

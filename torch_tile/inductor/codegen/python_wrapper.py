@@ -9,7 +9,7 @@ each different call is one function: cpp_wrapper.py. This module uses torch's pr
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,11 +67,20 @@ def meta_of(x: Any) -> TensorMeta:
     return TensorMeta(x.get_dtype(), x.get_device(), base.get_size(), base.get_stride(), low, view)
 
 
-def processed(found: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the result of `process_kernel`: a tuple up to torch 2.14, an object with names since."""
+class Processed(NamedTuple):
+    """What Inductor's `process_kernel` returns of a call; the fields have the names of torch 2.15."""
+
+    example_output: Any
+    tensor_args: Any
+    non_tensor_args: Any
+    unflatten_args: Any
+
+
+def processed(found: Any) -> Processed:
+    """Name the result of `process_kernel`: a tuple up to torch 2.14, an object with names since."""
     if isinstance(found, tuple):
-        return found[0], found[1], found[2], found[3]
-    return found.example_output, found.tensor_args, found.non_tensor_args, found.unflatten_args
+        return Processed(*found[:4])
+    return Processed(*(getattr(found, name) for name in Processed._fields))
 
 
 @functools.cache
@@ -87,9 +96,15 @@ def node_class() -> type:
         """The first output is the node's own buffer; others are empty buffers that it changes, as C++ workspaces."""
 
         def __init__(
-            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any,
+            self,
+            op: torch._ops.OpOverload,
+            name: str,
+            tensors: Any,
+            constants: Any,
+            unflatten: Any,
+            results: Any,
             made: Embedded | None = None,
-        ):  # fmt: skip
+        ):
             layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
             layouts += [] if made is None else [workspace_layout(x) for x in made.workspaces]
             self.others = [

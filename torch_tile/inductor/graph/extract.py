@@ -287,9 +287,12 @@ class Descendants:
 
 
 def _needed(
-    outputs: Sequence[Node], inputs: set[Node], given: Ancestors, position: Mapping[Node, int],
+    outputs: Sequence[Node],
+    inputs: set[Node],
+    given: Ancestors,
+    position: Mapping[Node, int],
     instead: Mapping[Node, Node] | None = None,
-) -> list[Node]:  # fmt: skip
+) -> list[Node]:
     """List the nodes that `outputs` depend on, in an order of computation. Stop at `inputs` and at nodes in `given`."""
     instead = instead or {}
     found: dict[Node, None] = {}

@@ -78,8 +78,8 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
     return root, groups, scale
 
 
-def drop_copies_of(node: Node) -> None:
-    """Remove copies of `node`, also through views, that lie in memory as `node` does. Graph results stay copies."""
+def remove_identical_copies(node: Node) -> None:
+    """Remove copies of `node`, also through views, with the same memory layout. Graph results stay copies."""
     for clone in list(_copies_of(node)):
         groups = axes_of(shape(clone))
         root, have = trace(clone.args[0], groups)

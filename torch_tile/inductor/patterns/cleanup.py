@@ -40,7 +40,7 @@ def moves_units(node: Any) -> bool:
 
 
 @family(None, "post_grad", 110)
-def drop(context: Context) -> None:
+def drop_dtype_assertions(context: Context) -> None:
     """Erase the dtype assertions."""
     for node in context.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         context.graph.erase_node(node)
@@ -50,7 +50,7 @@ def drop(context: Context) -> None:
 
 
 @family(None, "post_grad", 120)
-def use(context: Context) -> None:
+def use_input_sizes(context: Context) -> None:
     """Replace every `sym_size` of an intermediate tensor, if the size can be computed from input sizes."""
     for node in context.graph.find_nodes(op="call_function", target=aten.sym_size.int):
         size, tensor = val(node), node.args[0]

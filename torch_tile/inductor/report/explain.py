@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Any, *args: Any, select: str | None = None, options: Mapping[str, Any] | None = None, backward: bool = False,
+    model: Any,
+    *args: Any,
+    select: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backward: bool = False,
     **kwargs: Any,
-) -> Report:  # fmt: skip
+) -> Report:
     """Run the passes over `model(*args, **kwargs)` and report every subgraph of a family we know.
 
     No code is generated, so this takes seconds where compiling takes minutes; `select="fastest"` compiles each

@@ -204,9 +204,13 @@ def _save(key: str, outcome: Outcome) -> None:
 
 
 def _measure(
-    new: GraphModule, old: GraphModule, key: str, settings: Settings, sizes: Sequence[compat.Sizes] = (),
+    new: GraphModule,
+    old: GraphModule,
+    key: str,
+    settings: Settings,
+    sizes: Sequence[compat.Sizes] = (),
     worth: float = WORTH,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Time both graphs at the traced sizes and at `sizes`; save the outcome."""
     start, options = time.perf_counter(), {"max_autotune": settings.thorough}
     tile, inductor = _first_times(new, old, options)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.context import Select
+from torch_tile.inductor.context import AttentionOperands, LinearLossOperands, LossOperands, LossOptions, Select
 from torch_tile.inductor.graph.nodes import Rewrite
 from torch_tile.inductor.report.rows import Outcome
 from torch_tile.inductor.settings import Settings
@@ -56,28 +55,23 @@ class Fastest(Always):
 
         return decide.decide(new, decide.write_out(old), self.settings)
 
-    def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome:
+    def of_training(self, operands: AttentionOperands, causal: bool, scale: float | None) -> Outcome:
         """Time attention and its backward by our kernels against torch's kernels."""
-        from torch_tile.inductor.select.cost_rules import compete_attention
+        from torch_tile.inductor.select.training import compete_attention
 
-        return compete_attention(tensors, causal, scale, self.settings)
+        return compete_attention(operands, causal, scale, self.settings)
 
-    def of_loss(
-        self, tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float
-    ) -> Outcome:
+    def of_loss(self, operands: LossOperands, options: LossOptions, widened: bool) -> Outcome:
         """Time the loss by our kernels against Inductor's code."""
-        from torch_tile.inductor.select.cost_rules import compete_loss
+        from torch_tile.inductor.select.training import compete_loss
 
-        return compete_loss(tensors, widened, ignore_index, reduction, label_smoothing, self.settings)
+        return compete_loss(operands, options, widened, self.settings)
 
-    def of_linear_loss(
-        self, tensors: Sequence[Any], ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None
-    ) -> Outcome:
+    def of_linear_loss(self, operands: LinearLossOperands, options: LossOptions, softcap: float | None) -> Outcome:
         """Time the linear layer and its loss by our kernels against Inductor's code."""
-        from torch_tile.inductor.select.cost_rules import compete_linear_loss
+        from torch_tile.inductor.select.training import compete_linear_loss
 
-        options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-        return compete_linear_loss(tensors, options, softcap, self.settings)
+        return compete_linear_loss(operands, options, softcap, self.settings)
 
 
 def policy_of(settings: Settings) -> Select:

@@ -126,9 +126,13 @@ def attention_backward(
 
 
 def run(
-    args: AttentionBackwardArgs[torch.Tensor], results: Gradients, machine: Machine, tilings: Tilings | Config | None,
-    sequences: Sequences | None = None, lists: Listed | None = None,
-) -> bool:  # fmt: skip
+    args: AttentionBackwardArgs[torch.Tensor],
+    results: Gradients,
+    machine: Machine,
+    tilings: Tilings | Config | None,
+    sequences: Sequences | None = None,
+    lists: Listed | None = None,
+) -> bool:
     """Launch the kernels of the gradients on a machine into `results`. No tensor but the last result is empty. Return
     whether there are tilings, else nothing is launched.
 

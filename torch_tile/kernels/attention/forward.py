@@ -392,18 +392,27 @@ def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @entry_function(AttentionArgs, reference, empty_results)
 def attention(
-    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None = None,
+    args: AttentionArgs[torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    config: Config | None = None,
     splits: int = 0,
-) -> bool:  # fmt: skip
+) -> bool:
     """Compute attention as `reference` does. `config` overrides `config_for`, and `splits` the number of splits."""
     return not (out if lse is None else lse).numel() or run(args, out, lse, machine_of(args.q), config, splits)
 
 
 def run(
-    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, machine: Machine,
-    config: Config | None, splits: int, sequences: Sequences | None = None, lists: Listed | None = None,
+    args: AttentionArgs[torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    machine: Machine,
+    config: Config | None,
+    splits: int,
+    sequences: Sequences | None = None,
+    lists: Listed | None = None,
     scales: Scales | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Launch `attention` on a machine into `out` and, if given, `lse`. `out` is dense with the last dimension
     innermost, `lse` is contiguous; neither is empty. Return whether there is a tiling, else nothing is launched.
 

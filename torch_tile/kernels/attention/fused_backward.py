@@ -487,9 +487,14 @@ def finish_sums(spec: Spec) -> Any:
 
 
 def launch(
-    config: Config, spec: Spec, machine: Machine, tensors: tuple[torch.Tensor, ...], statistics: torch.Tensor,
-    results: tuple[torch.Tensor, ...], options: tuple[Any, ...],
-) -> None:  # fmt: skip
+    config: Config,
+    spec: Spec,
+    machine: Machine,
+    tensors: tuple[torch.Tensor, ...],
+    statistics: torch.Tensor,
+    results: tuple[torch.Tensor, ...],
+    options: tuple[Any, ...],
+) -> None:
     """Launch the three kernels. `tensors` are q, k, v, grad, out and lse, `results` dq, dk and dv.
 
     Heads of queries are split into key heads and heads of a group. `options` are the scale, the offset and the window.

@@ -212,9 +212,13 @@ ROWS = 8  # new positions of a block
 
 @library_jit
 def write_pages(
-    dtype: torch.dtype, page_dtype: torch.dtype, widths: tuple[int, int], page: int, ragged: bool,
+    dtype: torch.dtype,
+    page_dtype: torch.dtype,
+    widths: tuple[int, int],
+    page: int,
+    ragged: bool,
     makes: tuple[bool, ...] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     """Build the kernel that writes the new keys and values of ROWS positions of one sequence and one head.
 
     `starts` has two numbers for each sequence: its first new row, and the end of its new rows. Pages of float8 have

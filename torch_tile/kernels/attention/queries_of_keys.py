@@ -25,9 +25,7 @@ def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, wind
     return first, end
 
 
-def masks_queries(
-    spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
+def masks_queries(spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
     """Return whether query block `step` needs a causal or window mask for the keys from `first_key` on.
 
     It may also be padding, where `spec.masks_padding`.
@@ -43,9 +41,7 @@ def masks_queries(
     return reduce(T.logical_or, parts) if parts else False
 
 
-def seen_by(
-    spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
-) -> Any:  # fmt: skip
+def seen_by(spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any) -> Any:
     """Return whether the query at `query` of a block sees a key, masks aside. The block of queries begins at `first`.
 
     None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.

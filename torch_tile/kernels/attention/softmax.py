@@ -36,16 +36,25 @@ def factor_of(row_max: Any, scale_log2: Any, large: float = LARGE) -> Any:
     return T.if_then_else(T.abs(row_max * scale_log2) >= large, power_above(scale_log2), scale_log2)
 
 
-def base_of(row_max: Any, factor: Any = 1.0) -> Any:
+def base_of(row_max: Any, factor: Any) -> Any:
     """Return the value that a row's exponents are relative to. It is finite, even for a row of -inf only."""
     return T.max(row_max * factor, T.min_value(row_max.dtype))
 
 
 @T.macro
 def exponentiate(
-    scores: Any, row_max: Any, base: Any, row_sum: Any, rescale: Any, scale_log2: Any, parts: int = 1,
-    slack: float = 0.0, subtracts: bool = False, gain: float = 0.0, sizes: Any = None,
-) -> None:  # fmt: skip
+    scores: Any,
+    row_max: Any,
+    base: Any,
+    row_sum: Any,
+    rescale: Any,
+    scale_log2: Any,
+    parts: int = 1,
+    slack: float = 0.0,
+    subtracts: bool = False,
+    gain: float = 0.0,
+    sizes: Any = None,
+) -> None:
     """Replace scores `[rows, keys]` by `2 ** (scale_log2 * (score - row_max))`, where `row_max` becomes the rows'
     running maximum.
 

@@ -249,9 +249,16 @@ class Spec:
         return strided("out", shape, self.dtype, multiple=self.tile_dv if self.exact else self.vector)
 
     def key_blocks(
-        self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
-        split: Any, listed: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        config: Config,
+        extremes: tuple[Any, Any],
+        q_offset: Any,
+        window: Any,
+        kv_len: Any,
+        splits: Any,
+        split: Any,
+        listed: Any = None,
+    ) -> Any:
         """Return the range of key blocks that a block's queries may see, within one split if keys are split.
 
         `extremes` are the first and the last query of a block. With lists the range is of the `listed` tiles.
@@ -281,9 +288,15 @@ class Spec:
         return not (self.causal and config.packed and self.grouped)
 
     def needs_mask(
-        self, config: Config, iteration: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any,
+        self,
+        config: Config,
+        iteration: Any,
+        step: Any,
+        extremes: tuple[Any, Any],
+        q_offset: Any,
+        window: Any,
         kv_len: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return whether a query between the `extremes` of a block may not see a key of an iteration's step."""
         first_query, last_query = extremes
         q_offset = q_offset if self.shifted else 0
@@ -316,9 +329,13 @@ class Spec:
 
 
 def spec_of(
-    args: AttentionArgs[torch.Tensor], by_vectors: Sequence[torch.Tensor], machine: Machine, layout: Layout,
-    lists: Listed | None, **own: Any,
-) -> tuple[Spec, list[torch.Tensor]]:  # fmt: skip
+    args: AttentionArgs[torch.Tensor],
+    by_vectors: Sequence[torch.Tensor],
+    machine: Machine,
+    layout: Layout,
+    lists: Listed | None,
+    **own: Any,
+) -> tuple[Spec, list[torch.Tensor]]:
     """Return what the kernels of a call are compiled for, one's `own` fields too, and its operands of scores."""
     q, k, v, mask = args[:4]
     widths = k.shape[3], v.shape[3]

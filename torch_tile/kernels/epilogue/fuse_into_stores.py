@@ -120,9 +120,13 @@ class _Stores(Rewriter):
     """
 
     def __init__(
-        self, result: Buffer, new: Buffer, epilogue: Epilogue, aux: Sequence[tuple[str, Buffer]],
+        self,
+        result: Buffer,
+        new: Buffer,
+        epilogue: Epilogue,
+        aux: Sequence[tuple[str, Buffer]],
         leaving: Mapping[Copy, Copy],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.result, self.new, self.epilogue, self.aux, self.leaving = result, new, epilogue, aux, leaving
         self.left = IdSet(leaving.values())
 
@@ -166,9 +170,13 @@ class _Stores(Rewriter):
             return self._stored(self.new, node.indices, node.value, node.indices)
 
     def _stored(
-        self, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, place: tuple[Expr, ...],
+        self,
+        buffer: Buffer,
+        indices: tuple[Expr, ...],
+        value: Expr,
+        place: tuple[Expr, ...],
         loaded: Mapping[Buffer, Expr] = MappingProxyType({}),
-    ) -> Block:  # fmt: skip
+    ) -> Block:
         """Store the epilogue of a value with a `place` in the result. Some operands may have been loaded."""
         from torch_tile.kernels.epilogue import emit
 

@@ -50,9 +50,15 @@ from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_o
 
 
 def dequantize(
-    b: torch.Tensor, scale: torch.Tensor | None, zero: torch.Tensor | None, bits: int, high_first: bool, offset: int,
-    dtype: torch.dtype, format: str = "",
-) -> torch.Tensor:  # fmt: skip
+    b: torch.Tensor,
+    scale: torch.Tensor | None,
+    zero: torch.Tensor | None,
+    bits: int,
+    high_first: bool,
+    offset: int,
+    dtype: torch.dtype,
+    format: str = "",
+) -> torch.Tensor:
     """Widen `b` `[..., N, words]` to the weights `[..., N, K]` in `dtype`: `(field - offset - zero) * scale`.
 
     With a `format` (see `FORMATS`) a field is an index, and the weight is the number there times the scale.
@@ -95,9 +101,16 @@ def widened_matrices(
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any,
+    config: Config,
+    spec: Spec,
+    a: Any,
+    operands: Sequence[Any],
+    row: Any,
+    col: Any,
+    first: Any,
+    last: Any,
     matrix: tuple[Any, ...] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     """Compute the products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K.
 
     If bulk copies bring scales and zeros, they are summed over spans of steps instead (`span_of`). `matrix` is the
@@ -202,9 +215,15 @@ class Factors:
     found: list[Any]
 
     def __init__(
-        self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], matrix: tuple[Any, ...], rows: tuple[Any, int],
-        columns: tuple[int, int, int], tiles: Sequence[Any],
-    ):  # fmt: skip
+        self,
+        spec: Spec,
+        scales: Sequence[Any],
+        zeros: Sequence[Any],
+        matrix: tuple[Any, ...],
+        rows: tuple[Any, int],
+        columns: tuple[int, int, int],
+        tiles: Sequence[Any],
+    ):
         """Allocate the factors of `rows` = (first, count) and `columns` = (first in the step, step, count). Several
         matrices have factors of their own. `tiles` of scales and zeros are shared by all runs of a step; None if they
         are fetched.
@@ -291,9 +310,11 @@ def split_dequant_matmul(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def split_dequant_gemm(
-        a: a_type, *operands: types, parts: T.Tensor((splits, count, m, n), accum),
+        a: a_type,
+        *operands: types,
+        parts: T.Tensor((splits, count, m, n), accum),
         out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
+    ):
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), splits, threads=config.threads) as (by, bx, split):
             spans = spans_of(config, spec, k)
             share = T.ceildiv(spans, splits)
@@ -585,9 +606,14 @@ def _stages(config: Config, problem: Problem, machine: Machine) -> int:
 
 
 def footprint(
-    config: Config, operand: torch.dtype, products: int, bits: int, bulk: bool, coded: bool = False,
+    config: Config,
+    operand: torch.dtype,
+    products: int,
+    bits: int,
+    bulk: bool,
+    coded: bool = False,
     factors: Sequence[int] = (),
-) -> Footprint:  # fmt: skip
+) -> Footprint:
     """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products.
 
     `factors` are the bytes of a row's scales, and of its zeros, in a span.

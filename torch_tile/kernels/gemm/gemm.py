@@ -43,9 +43,17 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
+    config: Config,
+    spec: Spec,
+    a: Any,
+    bs: Sequence[Any],
+    bz: Any,
+    row: Any,
+    col: Any,
+    first: Any,
+    last: Any,
     group: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Compute a tile of `a @ b` over the steps `first <= step < last` of K. The batch of b is `bz` or `group`."""
     which = bz if group is None else group
     bm, bn, bk = config.block_m, config.block_n, config.block_k

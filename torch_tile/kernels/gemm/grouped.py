@@ -39,9 +39,13 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
 
 
 def by_groups(
-    group: torch.Tensor, a: torch.Tensor, columns: int, count: int, groups: int,
+    group: torch.Tensor,
+    a: torch.Tensor,
+    columns: int,
+    count: int,
+    groups: int,
     terms: Callable[[int], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """Give every row its group's of the products `[S, columns]` of all rows by `terms`; rows behind get zeros."""
     products = [a.new_zeros((a.shape[0], columns), dtype=compute_dtype(a.dtype)) for _ in range(count)]
     for g in range(groups):

@@ -53,9 +53,12 @@ def grouped_dequant_matmul(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def grouped_dequant_gemm(
-        a: a_type, *operands: types, offsets: T.Tensor((groups,), "int32"),
-        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
+        a: a_type,
+        *operands: types,
+        offsets: T.Tensor((groups,), "int32"),
+        table: T.Tensor((tiles, FIELDS), "int32"),
+        out: T.Tensor((m, n), spec.product.out_dtype),
+    ):
         plan(offsets, table, m, bm)
         with T.Kernel(tiles, T.ceildiv(n, bn), threads=config.threads) as (tile, bx):
             group, first, end = table[tile, GROUP], table[tile, FIRST], table[tile, END]

@@ -50,9 +50,17 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
 
 @T.macro
 def tile_of_group(
-    config: Config, spec: Spec, a: Any, operands: Sequence[Any], offsets: Any, table: Any, buffers: Sequence[Any],
-    out: Any, tile: Any, col: Any,
-) -> None:  # fmt: skip
+    config: Config,
+    spec: Spec,
+    a: Any,
+    operands: Sequence[Any],
+    offsets: Any,
+    table: Any,
+    buffers: Sequence[Any],
+    out: Any,
+    tile: Any,
+    col: Any,
+) -> None:
     """Compute and store the columns from `col` on of a tile of the plan."""
     groups = offsets.shape[0]
     group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
@@ -72,9 +80,12 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def grouped_scaled_gemm(
-        a: types[0], *operands: types[1:], offsets: T.Tensor((groups,), "int32"),
-        table: T.Tensor((tiles, FIELDS), "int32"), out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
+        a: types[0],
+        *operands: types[1:],
+        offsets: T.Tensor((groups,), "int32"),
+        table: T.Tensor((tiles, FIELDS), "int32"),
+        out: T.Tensor((m, n), spec.product.out_dtype),
+    ):
         plan(offsets, table, m, bm)
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:

@@ -164,9 +164,13 @@ def footprint(config: Config, dtype: torch.dtype, out: torch.dtype, bulk: bool) 
 
 
 def k_grouped_gemm(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype, config: Config | None = None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    dtype: torch.dtype,
+    config: Config | None = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Compute the products as `reference` does. `config` overrides `tiling_for`. `out` may be given, contiguous."""
     if not has_kernels(a):
         return into(out, reference(a, b, offsets, dtype))

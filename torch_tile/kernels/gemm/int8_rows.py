@@ -133,9 +133,7 @@ def order_rows(slots: ColumnOrder, vector: int) -> Any:
     m, k, padded = T.dynamic("m"), dynamic("k", vector), dynamic("padded", slots.width)
 
     @T.prim_func
-    def order_rows(
-        a: strided("a", (m, k), torch.int8, multiple=vector), ordered: T.Tensor((m, padded), torch.int8)
-    ):  # fmt: skip
+    def order_rows(a: strided("a", (m, k), torch.int8, multiple=vector), ordered: T.Tensor((m, padded), torch.int8)):
         with T.Kernel(T.ceildiv(padded, PART), m, threads=128) as (bx, row):
             T.pdl_trigger()
             for place in T.Parallel(PART):
@@ -279,9 +277,15 @@ def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
 
 @T.macro
 def add_step(
-    config: Config, fields: Fields, slots: ColumnOrder, row: Any, matrix: Any, product: Any, step: Any,
+    config: Config,
+    fields: Fields,
+    slots: ColumnOrder,
+    row: Any,
+    matrix: Any,
+    product: Any,
+    step: Any,
     following: tuple[Any, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Add the products of one step of slices, and begin to load the `following` one."""
     for number, (words,) in enumerate(matrix.groups):
         weights = widened(fields, slots, words, config.block_n)

@@ -41,9 +41,11 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
 
     @T.prim_func
     def masked_scaled_gemm(
-        a: types[0], *operands: types[1:], counts: T.Tensor((groups,), "int32"),
+        a: types[0],
+        *operands: types[1:],
+        counts: T.Tensor((groups,), "int32"),
         out: T.Tensor((groups, height, n), spec.product.out_dtype),
-    ):  # fmt: skip
+    ):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(height, bm), groups, threads=config.threads) as (bx, by, group):
             count = T.min(counts[group], height)
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)

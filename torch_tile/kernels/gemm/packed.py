@@ -271,7 +271,7 @@ class Spec:
 
 def weight(
     spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any, slot: Any = None
-) -> Any:  # fmt: skip
+) -> Any:
     """Unpack and scale one weight. `slot` is the place of its column in the product, if that is another one."""
     slot = column if slot is None else slot
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)

@@ -177,7 +177,7 @@ class GroupScales:
 
     def __init__(
         self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool
-    ):  # fmt: skip
+    ):
         """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
         columns of the result, of which each thread has many. `anywhere`: `row` is no multiple of a tile's rows, so bulk
         copies begin some rows before it.
@@ -276,9 +276,16 @@ def whole_scales(
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, last: Any,
-    matrix: tuple[Any, ...] = (), start: Any = 0,
-) -> Any:  # fmt: skip
+    config: Config,
+    spec: Spec,
+    a: Any,
+    operands: Sequence[Any],
+    row: Any,
+    col: Any,
+    last: Any,
+    matrix: tuple[Any, ...] = (),
+    start: Any = 0,
+) -> Any:
     """Compute one tile of the product, with the scales of groups applied, summed over the steps before `last`.
 
     `matrix` is the index of b if there are several: rows of each then begin anywhere. `start` is the first column of
@@ -335,18 +342,34 @@ def field(spec: Spec, word: Any, place: Any) -> Any:
 
 @T.macro
 def finish(
-    spec: Spec, value: Any, ends: Ends, i: Any, j: Any, operands: Sequence[Any], row: Any, col: Any,
+    spec: Spec,
+    value: Any,
+    ends: Ends,
+    i: Any,
+    j: Any,
+    operands: Sequence[Any],
+    row: Any,
+    col: Any,
     matrix: tuple[Any, ...] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     """Compute one element of the result, with row i and column j in its tile. Scales of whole rows are applied here."""
     return gemm_spec.finish(spec.product, [ends.scaled(value, i, j)], operands[3:], 0, row, col, *matrix)
 
 
 @T.macro
 def leave(
-    config: Config, spec: Spec, product: Any, ends: Ends, operands: Sequence[Any], buffers: Sequence[Any],
-    out: Any, row: Any, col: Any, end: Any = None, matrix: tuple[Any, ...] = (),
-) -> None:  # fmt: skip
+    config: Config,
+    spec: Spec,
+    product: Any,
+    ends: Ends,
+    operands: Sequence[Any],
+    buffers: Sequence[Any],
+    out: Any,
+    row: Any,
+    col: Any,
+    end: Any = None,
+    matrix: tuple[Any, ...] = (),
+) -> None:
     """Store a tile of the result, rows before `end` if given: through shared memory if there are `buffers`."""
     rows, (width, panels) = config.block_m, panels_of(config, spec.product.out_dtype.itemsize)
     ends.share()

@@ -387,10 +387,14 @@ class Chunks:
     """
 
     def __init__(
-        self, machine: Machine, args: Any, config: Config | None, *dense: torch.Tensor,
+        self,
+        machine: Machine,
+        args: Any,
+        config: Config | None,
+        *dense: torch.Tensor,
         reads: torch.Tensor | None = None,
         gradients: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.machine, self.args, self.scale = machine, args, scale_of(args)
         self.v = dense_last(args.v)
         self.batch, self.length, self.heads, self.values = args.v.shape
@@ -556,9 +560,12 @@ def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @entry_function(GatedDeltaRuleArgs, reference, empty_results)
 def gated_delta_rule(
-    args: GatedDeltaRuleArgs[Any], out: torch.Tensor, final_state: torch.Tensor, config: Config | None = None,
+    args: GatedDeltaRuleArgs[Any],
+    out: torch.Tensor,
+    final_state: torch.Tensor,
+    config: Config | None = None,
     reads: torch.Tensor | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Compute the rule as `reference` does. `config` overrides the tiling. A call with `reads` must have kernels."""
     if not fits(args):
         return False

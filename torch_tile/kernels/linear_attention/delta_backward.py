@@ -442,9 +442,13 @@ def normalize_gradients(config: Config, spec: Spec) -> Any:
 
 
 def gated_delta_rule_backward(
-    *given: Any, config: Config | None = None, results: tuple[torch.Tensor, ...] | None = None,
-    reads: torch.Tensor | None = None, of_reads: torch.Tensor | None = None, **named: Any,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    *given: Any,
+    config: Config | None = None,
+    results: tuple[torch.Tensor, ...] | None = None,
+    reads: torch.Tensor | None = None,
+    of_reads: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, ...]:
     """Compute the gradients as `gradient_reference` does.
 
     `results` may be given, contiguous. `config` overrides the tiling. Of calls with `reads`, for which there must be

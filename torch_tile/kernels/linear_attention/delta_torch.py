@@ -146,9 +146,13 @@ def _times(errors: torch.Tensor, beta: torch.Tensor | None = None) -> torch.Tens
 
 
 def _errors(
-    reads: torch.Tensor, k: torch.Tensor, wanted: torch.Tensor, logs: torch.Tensor, beta: torch.Tensor,
+    reads: torch.Tensor,
+    k: torch.Tensor,
+    wanted: torch.Tensor,
+    logs: torch.Tensor,
+    beta: torch.Tensor,
     seen: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return the errors that the state learns from `wanted` values."""
     pairs = _products(reads, k, logs, seen) * beta.mT
     solved: torch.Tensor = torch.linalg.solve_triangular(pairs, wanted, upper=False, unitriangular=True)

@@ -158,9 +158,12 @@ def empty_results(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @entry_function(GatedDeltaRuleStepArgs, reference, empty_results)
 def gated_delta_rule_step(
-    args: GatedDeltaRuleStepArgs[Any], out: torch.Tensor, new_state: torch.Tensor, config: Config | None = None,
+    args: GatedDeltaRuleStepArgs[Any],
+    out: torch.Tensor,
+    new_state: torch.Tensor,
+    config: Config | None = None,
     reads: torch.Tensor | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Compute the tokens as `reference` does; `new_state` may be `state` itself. `config` overrides the tiling."""
     state, q, k, v, g, beta, scale, use_qk_l2norm = args
     if not (state.numel() and v.numel()) or q.shape[3] > most_keys(v.dtype):

@@ -121,9 +121,14 @@ def gradient_reference(*given: Any, **named: Any) -> torch.Tensor:
 
 
 def logit_slopes(
-    logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, weight: torch.Tensor | None, ignore_index: int,
-    label_smoothing: float, z_loss: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the derivative of each row's loss by its logits, `[..., N]`, and its softmax factor."""
     x = logits.to(compute_dtype(logits.dtype))
     at, counted, valid = _classes(target, ignore_index, x.shape[-1])
@@ -484,10 +489,17 @@ def _last_arguments(args: Any) -> tuple[int, float, float]:
 
 
 def loss_and_gradient(
-    grad: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor,
-    weight: torch.Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-    softcap: float | None = None, config: Config | None = None,
-) -> None:  # fmt: skip
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    loss: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    config: Config | None = None,
+) -> None:
     """Write the losses of rows into `loss` `[M]`, and over `logits` `[M, N]` `grad` `[M]` times their gradient.
 
     softcap: logits are `softcap * tanh(x / softcap)`; then the gradient is that by x. The rows of logits are dense.
@@ -499,9 +511,14 @@ def loss_and_gradient(
 
 
 def _kernel(
-    entry: Any, rows: tuple[torch.Tensor, ...], target: torch.Tensor, weight: torch.Tensor | None,
-    label_smoothing: float, config: Config | None, capped: bool = False,
-) -> tuple[Any, list[torch.Tensor]]:  # fmt: skip
+    entry: Any,
+    rows: tuple[torch.Tensor, ...],
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    label_smoothing: float,
+    config: Config | None,
+    capped: bool = False,
+) -> tuple[Any, list[torch.Tensor]]:
     """Compile kernel `entry` for a call; return it and the classes' weights as it takes them.
 
     rows: logits `[M, N]`, and the gradient if the kernel writes one beside them. config replaces that of `config_for`.

@@ -138,9 +138,13 @@ def _empty_gradients(args: LinearCrossEntropyGradientsArgs[torch.Tensor]) -> tup
 
 @entry_function(LinearCrossEntropyGradientsArgs, gradients_reference, _empty_gradients)
 def linear_cross_entropy_gradients(
-    args: LinearCrossEntropyGradientsArgs[torch.Tensor], loss: torch.Tensor, dhidden: torch.Tensor,
-    dweight: torch.Tensor, dbias: torch.Tensor, chunk: int | None = None,
-) -> bool:  # fmt: skip
+    args: LinearCrossEntropyGradientsArgs[torch.Tensor],
+    loss: torch.Tensor,
+    dhidden: torch.Tensor,
+    dweight: torch.Tensor,
+    dbias: torch.Tensor,
+    chunk: int | None = None,
+) -> bool:
     """Compute the loss and its gradients as `gradients_reference` does, `chunk` rows at a time."""
     hidden, weight, bias, of_hidden, of_weight = args.hidden, args.weight, args.bias, args.of_hidden, args.of_weight
     compute = compute_dtype(hidden.dtype)

@@ -250,9 +250,14 @@ def mla_decode(
 
 
 def run(
-    args: MlaDecodeArgs[Any], out: torch.Tensor, lse: torch.Tensor, machine: Machine, config: Config | None = None,
-    scales: torch.Tensor | None = None, indices: torch.Tensor | None = None,
-) -> bool:  # fmt: skip
+    args: MlaDecodeArgs[Any],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    machine: Machine,
+    config: Config | None = None,
+    scales: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+) -> bool:
     """Launch `mla_decode` on a machine into `out`, dense with the last dimension innermost, and contiguous `lse`.
     Neither is empty. Return whether there is a tiling, else nothing is launched.
 
@@ -311,9 +316,16 @@ def run(
 
 
 def _spec_of(
-    q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, out: torch.Tensor, machine: Machine,
-    page: int, whole: bool, scale: float,
-) -> Spec:  # fmt: skip
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    out: torch.Tensor,
+    machine: Machine,
+    page: int,
+    whole: bool,
+    scale: float,
+) -> Spec:
     """Return the facts that a kernel for these tensors is compiled for."""
     latent, rotary = q.shape[3], q_pe.shape[3]
     vector = vector_of((q, q_pe, k_pe, out), (latent, rotary)) if machine.is_gpu else 1

@@ -130,9 +130,13 @@ def index_scores(
 
 
 def lightning_index(
-    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int, seq_lens: torch.Tensor | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    weights: torch.Tensor,
+    top: int,
+    seq_lens: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """List positions as `reference` does. `out` may be given."""
     scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype))
     if not _scored(q, k, weights, seq_lens, True, scores):
@@ -141,9 +145,13 @@ def lightning_index(
 
 
 def _scored(
-    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seq_lens: torch.Tensor | None, causal: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    weights: torch.Tensor,
+    seq_lens: torch.Tensor | None,
+    causal: bool,
     scores: torch.Tensor,
-) -> bool:  # fmt: skip
+) -> bool:
     """Launch the kernel into `scores`, if there is one for these tensors. Return whether there is."""
     heads, width = q.shape[2], q.shape[3]
     if not has_kernels(q) or not (q.numel() and k.numel()) or heads > MOST_HEADS:

@@ -102,9 +102,13 @@ def mla_sparse(args: MlaSparseArgs[Any], out: torch.Tensor, lse: torch.Tensor, c
 
 
 def _run(
-    args: MlaDecodeFp8Args[Any] | MlaSparseArgs[Any], kv: torch.Tensor, k_pe: torch.Tensor, scales: torch.Tensor | None,
-    results: Results, config: Any,
-) -> bool:  # fmt: skip
+    args: MlaDecodeFp8Args[Any] | MlaSparseArgs[Any],
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    scales: torch.Tensor | None,
+    results: Results,
+    config: Any,
+) -> bool:
     """Launch the kernel of decoding into the results. Return whether it has a tiling."""
     (out, lse), q, indices = results, args.q, args.indices
     if not lse.numel():

@@ -277,9 +277,13 @@ def combine_pieces(dtype: torch.dtype, latent: int, height: int, joining: Joinin
 
 
 def combine_scheduled(
-    schedule: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    schedule: torch.Tensor,
+    part: torch.Tensor,
+    part_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
     machine: Machine,
-) -> None:  # fmt: skip
+) -> None:
     """Combine the units' partial results into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
     batch, rows = lse.flatten(1).shape
     height, joining = _joined_together(Shared(batch, rows, part.shape[0] // 2), machine)

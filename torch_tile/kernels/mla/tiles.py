@@ -88,9 +88,16 @@ def widened(value: Any, scale: Any, dtype: Any) -> Any:
 
 @T.macro
 def hide(
-    spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any,
+    spec: Spec,
+    scores: Any,
+    first: Any,
+    length: Any,
+    reach: Any,
+    heads: Any,
+    row: Any,
+    scale: Any,
     positions: Any = None,
-) -> None:  # fmt: skip
+) -> None:
     """Set scores to -inf for hidden positions from `first` on. Row r sees the positions up to `reach + r // heads`, or
     the listed `positions`.
 

@@ -48,9 +48,12 @@ def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: 
 
     @T.prim_func
     def fused_norm_quantize(
-        x: x_type, *operands: [*aux_types, *totals], out: T.Tensor(shape, out_dtype),
-        scales: T.Tensor((groups, m, runs), "float32"), eps: compute,
-    ):  # fmt: skip
+        x: x_type,
+        *operands: [*aux_types, *totals],
+        out: T.Tensor(shape, out_dtype),
+        scales: T.Tensor((groups, m, runs), "float32"),
+        eps: compute,
+    ):
         with T.Kernel(groups * T.ceildiv(m, rows), threads=config.threads) as bx:
             of = bx // T.ceildiv(m, rows) if spec.is_grouped else 0
             row = (bx % T.ceildiv(m, rows) if spec.is_grouped else bx) * rows
@@ -105,9 +108,12 @@ def _empty_results(args: FusedNormQuantizeArgs[torch.Tensor]) -> Results:
 
 @entry_function(FusedNormQuantizeArgs, reference, _empty_results)
 def fused_norm_quantize(
-    args: FusedNormQuantizeArgs[torch.Tensor], out: torch.Tensor, scales: torch.Tensor, total: torch.Tensor,
+    args: FusedNormQuantizeArgs[torch.Tensor],
+    out: torch.Tensor,
+    scales: torch.Tensor,
+    total: torch.Tensor,
     config: Config | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Compute values, scales and the sum as `reference` does. `config` overrides the choice of `config_for`."""
     x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype, group, out_dtype = args
     if not x.numel():

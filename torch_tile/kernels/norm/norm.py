@@ -37,9 +37,14 @@ def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool)
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float = 1e-6,
-    activation: str = "none", weight_offset: float = 0.0, cast_first: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
 
     x and residual `[..., N]`, of one dtype; weight `[N]`. `s` is rounded to x's dtype before it is normalised in
@@ -238,10 +243,17 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float = 1e-6,
-    activation: str = "none", weight_offset: float = 0.0, cast_first: bool = True, config: Config | None = None,
-    out: torch.Tensor | None = None, total: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute the RMS norm as `rms_norm_reference` does. `config` overrides the choice of `config_for`.
 
     `out` for y and, with a residual, `total` for the sum may be given, contiguous.
@@ -268,9 +280,13 @@ def rms_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5,
-    config: Config | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Compute `layer_norm_reference`. `config` overrides that of `config_for`; `out` may be given, contiguous."""
     if not has_kernels(x) or not x.numel():
         return into(out, layer_norm_reference(x, weight, bias, eps))

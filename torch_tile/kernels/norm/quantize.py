@@ -126,9 +126,13 @@ def quantize_fp8(
 
 
 def silu_mul_quantize(
-    gate: torch.Tensor, up: torch.Tensor, group: int, dtype: torch.dtype, out: torch.Tensor | None = None,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    group: int,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute values and scales as `silu_mul_reference` does. `out` and `scales` may be given, contiguous."""
     if not has_kernels(gate):
         made = silu_mul_reference(gate, up, group, dtype)
@@ -137,9 +141,12 @@ def silu_mul_quantize(
 
 
 def _launch(
-    operands: Sequence[torch.Tensor], group: int, dtype: torch.dtype, out: torch.Tensor | None,
+    operands: Sequence[torch.Tensor],
+    group: int,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
     scales: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x, or a gated product: one launch for whole runs of columns, one for a shorter last run."""
     x = operands[0]
     columns = x.shape[-1]

@@ -137,9 +137,12 @@ def gradient_reference(*given: Any, **named: Any) -> Gradients:
 
 
 def update_reference(
-    x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    x: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
     activation: str = "none",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.causal_conv1d_update` in plain torch."""
     compute = compute_dtype(x.dtype)
     window = torch.cat([state.to(compute), x.to(compute)[..., None]], -1)
@@ -410,9 +413,14 @@ def empty_gradients(
 
 
 def causal_conv1d_update(
-    x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
-    activation: str = "none", out: torch.Tensor | None = None, new_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    out: torch.Tensor | None = None,
+    new_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the update as `update_reference` does. `out` and `new_state` may be given, contiguous."""
     if not has_kernels(x):
         made, state_made = update_reference(x, state, weight, bias, activation)

@@ -699,10 +699,10 @@ def _refusal(kernel: Kernel, what: str, fix: str, build: Build) -> Diagnostic:
 
 def check_views(program: Program) -> list[Diagnostic]:
     """Report kernels that write a tensor and use it by two names, as by a view."""
-    return [d for kernel in program.kernels for d in _check(kernel)] if program.views else []
+    return [d for kernel in program.kernels for d in _check_views_of(kernel)] if program.views else []
 
 
-def _check(kernel: Kernel) -> list[Diagnostic]:
+def _check_views_of(kernel: Kernel) -> list[Diagnostic]:
     """Report the buffers of one kernel that are written by one name and used by another."""
     names: dict[Buffer, dict[Buffer, None]] = {}  # names by the memory of their buffer
     for node in find(kernel.body, Load, Store, Region, Address):

@@ -22,7 +22,7 @@ from torch_tile.ir.stmt import For
 Path = tuple[Hashable, ...]  # the counts of the loops around a statement
 
 
-class Meeting(NamedTuple):
+class BarrierUse(NamedTuple):
     """One statement that arrives at an mbarrier or waits for it: the loops around, its element, and its threads."""
 
     path: Path
@@ -35,8 +35,8 @@ class Arrivals:
     """The arrivals and waits of one kernel at each of its mbarriers."""
 
     def __init__(self) -> None:
-        self.arrivals: IdMap[Buffer, list[Meeting]] = IdMap()
-        self.waits: IdMap[Buffer, list[Meeting]] = IdMap()
+        self.arrivals: IdMap[Buffer, list[BarrierUse]] = IdMap()
+        self.waits: IdMap[Buffer, list[BarrierUse]] = IdMap()
         self.unknown: IdSet[Buffer] = IdSet()
 
     def arrive(self, at: Address, loops: Sequence[For | None], threads: int | None, span: Span | None) -> None:
@@ -48,9 +48,13 @@ class Arrivals:
         self._add(self.waits, at, loops, threads, span)
 
     def _add(
-        self, table: IdMap[Buffer, list[Meeting]], at: Address, loops: Sequence[For | None], threads: int | None,
+        self,
+        table: IdMap[Buffer, list[BarrierUse]],
+        at: Address,
+        loops: Sequence[For | None],
+        threads: int | None,
         span: Span | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a statement, unless it depends on what is not known here; None among the loops is a `while`."""
         if threads is None or any(loop is None for loop in loops):
             self.unknown.add(at.buffer)
@@ -59,7 +63,7 @@ class Arrivals:
             structure(bound) for loop in loops if loop is not None for bound in (*loop.starts, *loop.stops)
         )  # fmt: skip
         if threads:
-            table.setdefault(at.buffer, []).append(Meeting(path, at.indices, threads, span))
+            table.setdefault(at.buffer, []).append(BarrierUse(path, at.indices, threads, span))
 
     def diagnostics(self, counts: Mapping[Buffer, Span | None]) -> list[Diagnostic]:
         """Return a diagnostic for each mbarrier that waits for another number; `counts` says where each was made."""
@@ -86,12 +90,12 @@ class Arrivals:
         return diagnose("miscounted", span, notes, buffer=buffer.name, count=buffer.arrivals, come=come)
 
 
-def _one_element(arrivals: Sequence[Meeting]) -> bool:
+def _one_element(arrivals: Sequence[BarrierUse]) -> bool:
     """Return whether all arrivals are at one element of an array, in each iteration."""
     return bool(arrivals) and all(equal(arrivals[0].place, each.place) for each in arrivals)
 
 
-def _apart(one: Meeting, other: Meeting) -> bool:
+def _apart(one: BarrierUse, other: BarrierUse) -> bool:
     """Return whether two statements name different elements by numbers."""
     pairs = zip(one.place, other.place, strict=True)
     return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in pairs)

@@ -28,7 +28,7 @@ class _Part(Rewriter):
         same = op.src.buffer is op.dst.buffer and equal(op.src.ranges, op.dst.ranges)
         if same or not may_overlap(op.src, op.dst):
             return op
-        stage = stage_of(op.src, "T.copy")
+        stage = stage_of(op.src)
         whole = region_of(stage)
         assert whole is not None
         fetched, stored = Copy(op.src, whole, span=op.span), Copy(whole, op.dst, span=op.span)
@@ -36,10 +36,10 @@ class _Part(Rewriter):
         return Block((Alloc(stage), fetched, *between, stored))
 
 
-def stage_of(source: Region, op: str) -> Buffer:
+def stage_of(source: Region) -> Buffer:
     """Make the fragment that stages `source`. Raises TileError if the size is not constant."""
     stage = Buffer(f"{source.buffer.name}_before", source.extents, source.buffer.dtype, "fragment")
     if stage.static_shape is None:
         why, fix = "may overlap the source, whose size is not constant", "go by way of another tensor"
-        raise error("bad_argument", None, op=op, name="dst", why=why, fix=fix)
+        raise error("bad_argument", None, op="T.copy", name="dst", why=why, fix=fix)
     return stage

@@ -110,7 +110,7 @@ class _Tensors:
 
     def _diagnostic(
         self, part: str, span: Span | None, sweep: Sweep, size: int, is_written: bool, behind: Sequence[int]
-    ) -> Diagnostic:  # fmt: skip
+    ) -> Diagnostic:
         """Return the diagnostic for a part of a tensor that a sweep leaves out."""
         count = self.counts.get(sweep.value) if isinstance(sweep.value, Var) else None
         notes = [(count, f"`{sweep.value!r}` takes {sweep.count} values here")] if count else []
@@ -174,9 +174,13 @@ class _Accesses(InOrder):
         return self.children(store)
 
     def _access(
-        self, span: Span | None, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr],
+        self,
+        span: Span | None,
+        buffer: Buffer,
+        starts: Sequence[Expr],
+        extents: Sequence[Expr],
         kind: IdMap[Buffer, list[tuple[Reach, ...]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keep the reach of an access to a tensor."""
         if buffer.scope != "global":
             return

@@ -32,7 +32,7 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.lowering.analysis.clone import place_at
 from torch_tile.tileop import RegisteredOp
-from torch_tile.tileop.base import conjunction, inside, is_one, serial, spread, squeezed
+from torch_tile.tileop.base import conditions_inside, conjunction, is_one, serial, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.parallel.nest import carried_vars
@@ -210,7 +210,7 @@ def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
 
 def _read_source_directly(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
     """Let the product read the copy's source where that lies in its buffer; elsewhere copy, and read the tile."""
-    fits = conjunction(inside(copy.src))
+    fits = conjunction(conditions_inside(copy.src))
     direct = replace(product, B=copy.src)
     stmts[at] = If(unary("not", fits), Block((copy,)), NOTHING, span=copy.span)
     stmts[product_at] = If(fits, Block((direct,)), Block((product,)), span=product.span)

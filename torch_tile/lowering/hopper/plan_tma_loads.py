@@ -214,9 +214,7 @@ def _outside_loops(block: Block) -> Iterator[Stmt]:
             yield from _outside_loops(one.otherwise)
 
 
-def _why_not(
-    copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: IdSet[Buffer], survey: Survey
-) -> str:  # fmt: skip
+def _why_not(copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: IdSet[Buffer], survey: Survey) -> str:
     """Say why a producer warp cannot make a copy ahead of time; return "" if it can."""
     tile = copy.dst.buffer
     if copy.disable_tma:

@@ -311,18 +311,18 @@ class _Stages:
         if not item.is_group:
             for move in item.moves:
                 for leaf in leaves(Block((move.stmt,))):
-                    yield from self._numbers(leaf.node, item.ahead)
+                    yield from self._groups_touched(leaf.node, item.ahead)
 
-    def _numbers(self, node: Node, ahead: int) -> list[int]:
-        """Return the numbers of the groups with the tiles that `node` reads or changes when it runs `ahead`."""
+    def _groups_touched(self, node: Node, ahead: int) -> list[int]:
+        """Return the numbers of the groups whose tiles `node` reads or changes when it runs `ahead`."""
         groups = {self.group_of[t] for t in touched_by(node) if t in self.group_of}
         return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
 
     def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
         """Return `stmt` with waits before statements that read or change groups still in flight."""
         if not isinstance(stmt, If):
-            return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
-        before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))
+            return Block((*arrivals.need(max(self._groups_touched(stmt, ahead), default=None)), stmt))
+        before = arrivals.need(max(self._groups_touched(stmt.condition, ahead), default=None))
         ways = arrivals.copy(), arrivals.copy()
         then, otherwise = (
             Block(tuple(self._awaited(s, ahead, way) for s in branch.stmts))

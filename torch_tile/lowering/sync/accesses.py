@@ -150,9 +150,13 @@ class Collector:
                     yield replace(found, count=MATRIX if whole else effect.elements, **extra)  # type: ignore[arg-type]
 
     def _made(
-        self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
+        self,
+        place: Load | Store | Address,
+        origin: Node,
+        kind: str,
+        loops: tuple[For, ...],
         conditions: tuple[Expr, ...],
-    ) -> Iterator[Access]:  # fmt: skip
+    ) -> Iterator[Access]:
         """Yield the access to a place, if its buffer is relevant."""
         if place.buffer in self.relevant:
             indices = tuple(self.expand(i) for i in place.indices)

@@ -18,7 +18,6 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
-from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of, lookup, syncs
@@ -42,7 +41,7 @@ DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count
 STARTS = 16  # points of a loop body from which placing is tried
 
 
-def insert_barriers(program: Program, build: Build) -> Program:
+def insert_barriers(program: Program) -> Program:
     """Add the barriers that the program lacks. Raises TileError (`divergent_hazard`) where none can stand."""
     kernels = tuple(_synchronised(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -124,9 +123,13 @@ class Walk:
     showing: bool
 
     def __init__(
-        self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[Buffer] | None = None,
+        self,
+        kernel: st.Kernel,
+        threads: int,
+        first: int = 0,
+        filled: frozenset[Buffer] | None = None,
         polls: bool | None = None,
-    ):  # fmt: skip
+    ):
         self.kernel, self.threads = kernel, threads
         self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
         self.facts: Facts = Facts(kernel, self.filled)
@@ -473,7 +476,7 @@ class Walk:
                 self._add(head, entry)  # the bounds are read behind the barrier
             first = self._entered(loop, entry)
             for start in self._starts(loop):
-                found, leaves = self._steady(loop, first, start)
+                found, leaves = self._fixed_point(loop, first, start)
                 here = {place: self._cost()} if front else {}
                 cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
@@ -529,8 +532,8 @@ class Walk:
         found = [a for one in branch.stmts for a in self._accesses(one)]
         return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
 
-    def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
-        """Return the places inside a loop entered with `entry`, and the state that it leaves behind the loop."""
+    def _fixed_point(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
+        """Walk a loop until its state stays the same. Return the places of barriers, and the state behind it."""
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1

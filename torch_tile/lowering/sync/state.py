@@ -165,7 +165,9 @@ def _versions(accesses: Sequence[Access]) -> dict[Buffer, set[int]]:
     found: dict[Buffer, set[int]] = {}
     for access in accesses:
         pairs = enumerate(zip(access.indices, access.buffer.shape, strict=True))
-        dims = {n for n, (index, size) in pairs if _base(index, size) is not None and not isinstance(index, Const)}
+        dims = {
+            n for n, (index, size) in pairs if _modulo_base(index, size) is not None and not isinstance(index, Const)
+        }
         found[access.buffer] = dims & found.get(access.buffer, dims)
     return found
 
@@ -175,14 +177,14 @@ def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callab
     indices = list(access.indices)
     for dim in dims:
         size = access.buffer.shape[dim]
-        base = _base(indices[dim], size)
+        base = _modulo_base(indices[dim], size)
         if base is not None and not any(e.role == "let" for e in find(base, Var)):
             indices[dim] = simplify(binary("%", base + iterations, size))
     return replace(access, indices=tuple(indices))
 
 
-def _base(index: Expr, size: Expr) -> Expr | None:
-    """Return the operand that `index` takes modulo `size`, or a literal `index`; None for other indices."""
+def _modulo_base(index: Expr, size: Expr) -> Expr | None:
+    """Return `a` of an index `a % size`, and a literal index as it is; None for other indices."""
     if isinstance(index, Const):
         return index
     return index.a if isinstance(index, Binary) and index.op == "%" and equal(index.b, size) else None

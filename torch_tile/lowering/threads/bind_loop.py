@@ -93,9 +93,13 @@ def _bind_with_shuffles(loop: For, fragments: Sequence[Buffer], ctx: ThreadConte
 
 
 def through_shared(
-    node: Stmt, fragments: Sequence[Buffer], kept: Sequence[Buffer], written: Sequence[Buffer], ctx: ThreadContext,
+    node: Stmt,
+    fragments: Sequence[Buffer],
+    kept: Sequence[Buffer],
+    written: Sequence[Buffer],
+    ctx: ThreadContext,
     bind: Callable[[Any], Stmt],
-) -> Stmt:  # fmt: skip
+) -> Stmt:
     """Bind a statement that uses copies of fragments in shared memory.
 
     Copy the values of the `kept` ones there before, and of the `written` ones back afterwards.

@@ -200,9 +200,13 @@ class _Loop:
         return Address(access.buffer, indices, span=access.span)
 
     def copies(
-        self, dst: Address, src: Address, width: int, span: Span | None,
+        self,
+        dst: Address,
+        src: Address,
+        width: int,
+        span: Span | None,
         copy: Callable[[Address, Address, int], Do] = vector_copy,
-    ) -> Stmt:  # fmt: skip
+    ) -> Stmt:
         """Copy the elements of all steps, or add them, `width` at a time."""
         size = width * dst.buffer.dtype.itemsize
         if width == self.count:

@@ -220,10 +220,20 @@ def _with_scores(args: AttentionArgs[Tensor]) -> Tensor:
 
 
 def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None = None,
-    causal: bool = False, scale: float | None = None, window: int = 0, q_offset: int | torch.SymInt = 0,
-    aux: Sequence[Tensor] | None = None, score: str = "",
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int | torch.SymInt = 0,
+    aux: Sequence[Tensor] | None = None,
+    score: str = "",
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `attention` in q, k and v, as in arXiv:2307.08691.
 
     They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608). Float32 atomics add up

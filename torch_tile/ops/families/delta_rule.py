@@ -164,9 +164,16 @@ def flops(args: Any) -> int:
 
 
 def declare_backward(
-    name: str, args: Callable[P, Any], arguments: str, names: tuple[str, ...], *, module: str,
-    sharding: Callable[[Any], Rule], flops: Callable[[Any], int], check_more: Callable[[str, Any], None] | None = None,
-) -> Callable[P, tuple[Tensor, ...]]:  # fmt: skip
+    name: str,
+    args: Callable[P, Any],
+    arguments: str,
+    names: tuple[str, ...],
+    *,
+    module: str,
+    sharding: Callable[[Any], Rule],
+    flops: Callable[[Any], int],
+    check_more: Callable[[str, Any], None] | None = None,
+) -> Callable[P, tuple[Tensor, ...]]:
     """Declare `name_backward`, the gradients of a recurrence over whole sequences. Return its documented form.
 
     arguments: the documentation of the recurrence's arguments. names: those with gradients. module: the kernels and the
@@ -206,9 +213,15 @@ Returns:
 
 
 def declare_step(
-    name: str, args: Callable[P, Any], arguments: str, *, module: str, reference: str,
-    check_more: Callable[[str, Any], None] | None = None, **declaration: Any,
-) -> Callable[P, tuple[Tensor, Tensor]]:  # fmt: skip
+    name: str,
+    args: Callable[P, Any],
+    arguments: str,
+    *,
+    module: str,
+    reference: str,
+    check_more: Callable[[str, Any], None] | None = None,
+    **declaration: Any,
+) -> Callable[P, tuple[Tensor, Tensor]]:
     """Declare `name_step`, a few tokens of a recurrence. Return its documented form.
 
     arguments: the documentation of the arguments behind the state. module: the kernels, and `reference`, a function.

@@ -74,9 +74,14 @@ def _check_format(op: str, format: str, words: torch.dtype, bits: int, offset: i
 
 
 def _check_factors(
-    op: str, name: str, factors: Sequence[Tensor], allowed: frozenset[torch.dtype], a: Tensor, bs: Sequence[Tensor],
+    op: str,
+    name: str,
+    factors: Sequence[Tensor],
+    allowed: frozenset[torch.dtype],
+    a: Tensor,
+    bs: Sequence[Tensor],
     first: Sequence[Tensor],
-) -> None:  # fmt: skip
+) -> None:
     """Check that scales or zeros are none or one `[N, G]` for each b. Steps along K must hold the group size.
 
     For groups of rows, whose b are `[G, N, words]`, it is `[G, N, runs]`.
@@ -142,9 +147,13 @@ def backward_of_weights(wide: Any, gradients: Callable[..., Any]) -> Callable[..
 
 
 def widen(
-    bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], fields: tuple[int, bool, int],
-    format: str, dtype: torch.dtype,
-) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    fields: tuple[int, bool, int],
+    format: str,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], list[Tensor]]:
     """Widen weights in plain torch: `[..., N, G, K / G]` in float32 (float64), and matrices `[..., K, N]`."""
     compute, nothing = compute_dtype(dtype), [None] * len(bs)
     numbers = [kernels("gemm.dequant").dequantize(b, None, None, *fields, compute, format) for b in bs]
@@ -194,10 +203,20 @@ def _flops(args: DequantGemmArgs[Shape]) -> int:
 
 
 def dequant_gemm(
-    a: Tensor, bs: Sequence[Tensor], scales: Sequence[Tensor] = (), zeros: Sequence[Tensor] = (), bits: int = 8,
-    high_first: bool = False, offset: int = 0, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "", *,
-    dtype: torch.dtype, format: str = "",
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor] = (),
+    zeros: Sequence[Tensor] = (),
+    bits: int = 8,
+    high_first: bool = False,
+    offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+    format: str = "",
+) -> Tensor:
     """Compute `gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
 
     `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),

@@ -55,10 +55,18 @@ def _sharding(args: FusedNormQuantizeArgs[Spec]) -> Rule:
 
 
 def fused_norm_quantize(
-    x: Tensor, aux: Sequence[Tensor] = (), kinds: str = "", prologue: str = "ret acc0", epilogue: str = "ret acc0",
-    centred: bool = False, eps: float = 1e-6, keep: bool = False, dtype: torch.dtype | None = None, group: int = 128,
+    x: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    prologue: str = "ret acc0",
+    epilogue: str = "ret acc0",
+    centred: bool = False,
+    eps: float = 1e-6,
+    keep: bool = False,
+    dtype: torch.dtype | None = None,
+    group: int = 128,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute an RMS norm, or a layer norm if `centred`, rounded to float8 or int8 by runs of columns.
 
     `s = prologue(x)`, `y = epilogue(normalise(s))`, and values and scales are `quantize_fp8(y, group, out_dtype)`

@@ -49,9 +49,16 @@ class SwigluArgs(NamedTuple, Generic[V]):
 
 
 def check_epilogue(
-    op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
-    aux: Sequence[Tensor], kinds: str, epilogue: str, groups: checks.Size | None = None,
-) -> None:  # fmt: skip
+    op: str,
+    a: Tensor,
+    rows: Sequence[checks.Size],
+    cols: checks.Size,
+    products: int,
+    aux: Sequence[Tensor],
+    kinds: str,
+    epilogue: str,
+    groups: checks.Size | None = None,
+) -> None:
     """Check the epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind: `g` for groups."""
     allowed, named = ("trcs", "'t', 'r', 'c' or 's'") if groups is None else ("trcsg", "'t', 'r', 'c', 's' or 'g'")
     require_value(
@@ -175,9 +182,14 @@ def product_flops(args: GemmArgs[Shape] | GroupedGemmArgs[Shape]) -> int:
 
 
 def gemm(
-    a: Tensor, bs: Sequence[Tensor], aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "", *,
+    a: Tensor,
+    bs: Sequence[Tensor],
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
     dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Multiply one left operand by matrices, with a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
 
     Args:

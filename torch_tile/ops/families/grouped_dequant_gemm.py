@@ -56,10 +56,21 @@ def _flops(args: GroupedDequantGemmArgs[Shape]) -> int:
 
 
 def grouped_dequant_gemm(
-    a: Tensor, bs: Sequence[Tensor], scales: Sequence[Tensor], zeros: Sequence[Tensor], offsets: Tensor, bits: int = 8,
-    high_first: bool = False, offset: int = 0, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "", *,
-    dtype: torch.dtype, format: str = "",
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    offsets: Tensor,
+    bits: int = 8,
+    high_first: bool = False,
+    offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+    format: str = "",
+) -> Tensor:
     """Compute `dequant_gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538).
 
     `epilogue(a[rows of g] @ w0[g].T, a[rows of g] @ w1[g].T, ..., aux)` for each group g, with weights widened as

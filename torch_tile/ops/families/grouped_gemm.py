@@ -110,9 +110,15 @@ def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
 
 
 def grouped_gemm(
-    a: Tensor, bs: Sequence[Tensor], offsets: Tensor, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "",
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    bs: Sequence[Tensor],
+    offsets: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Compute `gemm` of runs of rows with a matrix each: experts of a mixture (arXiv:1701.06538, arXiv:2211.15841).
 
     `epilogue(a[rows of g] @ bs[0][g], a[rows of g] @ bs[1][g], ..., aux)` for each group g.

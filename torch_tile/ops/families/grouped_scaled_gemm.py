@@ -55,9 +55,17 @@ def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
 
 
 def grouped_scaled_gemm(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, aux: Sequence[Tensor] = (),
-    kinds: str = "", epilogue: str = "", *, dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offsets: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
     """Compute `scaled_gemm` of runs of rows: `epilogue((a * scale_a)[rows of g] @ (b * scale_b)[g], aux)`.
 
     Sums are those of `scaled_gemm` (DeepSeek-V3, arXiv:2412.19437, 3.3.2).

@@ -64,9 +64,17 @@ def _sharding(args: MaskedScaledGemmArgs[Spec]) -> Rule:
 
 
 def masked_scaled_gemm(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, counts: Tensor, aux: Sequence[Tensor] = (), kinds: str = "",
-    epilogue: str = "", *, dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    counts: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
     """Compute `scaled_gemm` of each group of rows with its own matrix, for the first `counts[g]` of a group's M rows.
 
     This is the layout of experts in decoding, where a CUDA graph fixes M. Sums are those of `scaled_gemm`

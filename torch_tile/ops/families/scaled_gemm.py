@@ -61,9 +61,15 @@ def check_operands(
 
 
 def check_scale(
-    op: str, name: str, scale: Tensor, a: Tensor, sizes: tuple[checks.Size, checks.Size], dims: str,
-    groups: checks.Size | None = None, blocks: bool = True,
-) -> None:  # fmt: skip
+    op: str,
+    name: str,
+    scale: Tensor,
+    a: Tensor,
+    sizes: tuple[checks.Size, checks.Size],
+    dims: str,
+    groups: checks.Size | None = None,
+    blocks: bool = True,
+) -> None:
     """Check that scales are of the whole matrix, of rows or columns outside of K, or of runs of 128.
 
     Those of each of `groups` matrices have a dimension in front. Without `blocks`, no scale is of several rows.
@@ -118,10 +124,18 @@ def _flops(args: ScaledGemmArgs[Shape]) -> int:
 
 
 def scaled_gemm(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16, aux: Sequence[Tensor] = (), kinds: str = "", epilogue: str = "",
-    bits: int = 8, offset: int = 0,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    bits: int = 8,
+    offset: int = 0,
+) -> Tensor:
     """Multiply float8 or int8 matrices with scales: `epilogue((a * scale_a) @ (b * scale_b), aux)`.
 
     Tensor cores sum runs of 128 columns, of int8 in int32 and so exactly. These sums are added up in float32

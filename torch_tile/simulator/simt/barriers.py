@@ -58,9 +58,7 @@ class Barriers(Memory):
         """Forget the barriers of the running block, which has made none yet."""
         self.items = {place: found for place, found in self.items.items() if place[0] != self.threads.block}
 
-    def at(
-        self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None
-    ) -> Phases:  # fmt: skip
+    def at(self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None) -> Phases:
         """Return a barrier of the running block or of `block`; report threads `ids` that do not know it was made."""
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
@@ -308,24 +306,24 @@ BARRIERS: dict[str, Handler] = {
 
 
 @dataclass
-class Meeting:
+class NamedBarrier:
     """One named barrier: its thread count, the arrivals so far, and what each earlier use released."""
 
     threads: int = 0
-    here: int = 0
+    arrived: int = 0
     heard: Array = field(default_factory=lambda: NOTHING)
     released: list[Array] = field(default_factory=list)
     times: dict[int, float] = field(default_factory=dict)  # of a timeline: when each use is complete
 
 
-class Meetings:
+class NamedBarriers:
     """The named barriers of each block; barrier 0 is the barrier of all threads."""
 
     calls: Calls
-    found: dict[tuple[int, int], Meeting]
+    found: dict[tuple[int, int], NamedBarrier]
 
     def __init__(self, calls: Calls):
-        self.calls, self.found = calls, dict[tuple[int, int], Meeting]()
+        self.calls, self.found = calls, dict[tuple[int, int], NamedBarrier]()
 
     def finish(self) -> None:
         """Report nothing: a barrier that lacks threads at the end of a block is no mistake."""
@@ -333,26 +331,26 @@ class Meetings:
     def meet(self, p: Place, number: int, threads: int, waits: bool) -> None:
         """Count the running threads at a named barrier; with `waits`, let them wait for the missing threads."""
         ids, add = p.threads.active(), p.threads.findings.add
-        meeting = self.found.setdefault((p.threads.block, number), Meeting())
-        if meeting.here and meeting.threads != threads:
-            add("barrier", p.span, f"barrier {number} is for {threads} threads here, for {meeting.threads} elsewhere")
-        meeting.threads, generation = threads, len(meeting.released)
-        meeting.here += len(ids)
+        barrier = self.found.setdefault((p.threads.block, number), NamedBarrier())
+        if barrier.arrived and barrier.threads != threads:
+            add("barrier", p.span, f"barrier {number} is for {threads} threads here, for {barrier.threads} elsewhere")
+        barrier.threads, generation = threads, len(barrier.released)
+        barrier.arrived += len(ids)
         timeline = self.calls.timeline
-        meeting.times[generation] = max(timeline.now(ids), meeting.times.get(generation, 0.0))
-        meeting.heard = merge_times(meeting.heard, self.calls.order.release(ids))
-        if meeting.here > threads:
-            add("barrier", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come")
-        if meeting.here >= threads:
-            meeting.released.append(meeting.heard)
-            meeting.here, meeting.heard = 0, NOTHING
+        barrier.times[generation] = max(timeline.now(ids), barrier.times.get(generation, 0.0))
+        barrier.heard = merge_times(barrier.heard, self.calls.order.release(ids))
+        if barrier.arrived > threads:
+            add("barrier", p.span, f"barrier {number} is for {threads} threads; {barrier.arrived} come")
+        if barrier.arrived >= threads:
+            barrier.released.append(barrier.heard)
+            barrier.arrived, barrier.heard = 0, NOTHING
         if waits:
             self.calls.tasks.until(
-                lambda: len(meeting.released) > generation,
-                lambda: add("deadlock", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come"),
+                lambda: len(barrier.released) > generation,
+                lambda: add("deadlock", p.span, f"barrier {number} is for {threads} threads; {barrier.arrived} come"),
             )
-            self.calls.order.acquire(ids, meeting.released[generation])
-            timeline.wait(ids, meeting.times[generation], f"barrier {number}", p.span)
+            self.calls.order.acquire(ids, barrier.released[generation])
+            timeline.wait(ids, barrier.times[generation], f"barrier {number}", p.span)
 
 
 def _barrier(waits: bool) -> Handler:
@@ -364,7 +362,7 @@ def _barrier(waits: bool) -> Handler:
         def run() -> None:
             p.threads.findings.barriers += number == 0
             p.calls.together(p.call, p.span)
-            p.calls.state(Meetings).meet(p, number, count, waits)
+            p.calls.state(NamedBarriers).meet(p, number, count, waits)
 
         return run
 
@@ -381,7 +379,7 @@ def _in_ping_pong(p: Place) -> Run:
         (group,) = set(
             (p.threads.active() % p.threads.of_block // 128).tolist()
         )  # barrier groups are warpgroups where there are turns
-        here, meet = group - start, p.calls.state(Meetings).meet
+        here, meet = group - start, p.calls.state(NamedBarriers).meet
         if what in ("take", "pass"):
             meet(p, first + (here + (what == "pass")) % count, 256, what == "take")
         elif here == (count - 1 if what == "open" else 0):

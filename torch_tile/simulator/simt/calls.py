@@ -51,9 +51,14 @@ class Calls:
     table: Mapping[str, Handler]
 
     def __init__(
-        self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler],
+        self,
+        threads: Threads,
+        shared: Shared,
+        clock: Clock,
+        tasks: Tasks,
+        table: Mapping[str, Handler],
         timeline: Untimed,
-    ):  # fmt: skip
+    ):
         self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
         self.timeline = timeline
         self.reset()

@@ -55,9 +55,12 @@ MOST_ITERATIONS = 1_000_000  # of a `while`
 
 
 def run_threads(
-    program: st.Program, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-    blocks: Iterable[tuple[int, ...]] | None = None, timeline: Untimed = UNTIMED,
-) -> Findings:  # fmt: skip
+    program: st.Program,
+    tensors: Mapping[Buffer, torch.Tensor],
+    values: Mapping[Var, Any],
+    blocks: Iterable[tuple[int, ...]] | None = None,
+    timeline: Untimed = UNTIMED,
+) -> Findings:
     """Run a program of stage FLAT on CPU tensors.
 
     `tensors` holds the tensors of buffers, `values` the values of dimensions and scalar parameters. `blocks` chooses
@@ -82,9 +85,14 @@ class _Machine(Visitor):
     """One kernel, compiled so that its blocks can run."""
 
     def __init__(
-        self, program: st.Program, kernel: st.Kernel, tensors: Mapping[Buffer, torch.Tensor], values: Mapping[Var, Any],
-        findings: Findings, timeline: Untimed = UNTIMED,
-    ):  # fmt: skip
+        self,
+        program: st.Program,
+        kernel: st.Kernel,
+        tensors: Mapping[Buffer, torch.Tensor],
+        values: Mapping[Var, Any],
+        findings: Findings,
+        timeline: Untimed = UNTIMED,
+    ):
         self.kernel, self.findings, self.timeline = kernel, findings, timeline
         self.linked = is_linked(kernel)
         blocks = math.prod(kernel.cluster) if self.linked else 1

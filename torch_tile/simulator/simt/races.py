@@ -95,9 +95,14 @@ class Trace:
         return written
 
     def before_write(
-        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        self,
+        places: Array,
+        who: Array,
+        name: str,
+        span: Span | None,
+        harmless: Array | None = None,
         atomic: bool = False,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
@@ -312,7 +317,7 @@ class VectorClock(Clock):
         """Mark the accesses of earlier blocks, by their time stamps, that nothing orders before this access."""
         strange = (when > 0) & (when < self.first)
         for heard, news in self.news if strange.any() else ():
-            strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
+            strange &= ~((view.table[view.row, news] >= self.first) & heard.knew(when, column))
         return strange
 
     def meet(self, ids: Array) -> None:
@@ -398,9 +403,14 @@ class OrderedTrace(Trace):
         return written - 1
 
     def before_write(
-        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        self,
+        places: Array,
+        who: Array,
+        name: str,
+        span: Span | None,
+        harmless: Array | None = None,
         atomic: bool = False,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Check a coming write against all earlier accesses but `harmless` writes. Return the earlier stamps."""
         view, written = self.order.view(who), self.writes[places]
         self._check_reads(view, places, who, name, span)
@@ -563,8 +573,8 @@ class Heard:
             row[: len(known)] = known
             row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP).min(axis=1), WARP)
 
-    def has(self, when: Array, column: Array) -> Array:
-        """Return whether these blocks knew of the accesses in the stamps (columns as of View.seen)."""
+    def knew(self, when: Array, column: Array) -> Array:
+        """Return whether these blocks knew of accesses at times `when`; `column` is as for View.seen."""
         block = np.searchsorted(self.firsts, when, side="right") - 1
         if not self.blocks:
             return np.zeros(when.shape, bool)

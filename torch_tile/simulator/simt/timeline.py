@@ -63,7 +63,7 @@ class Untimed:
     landing: float = 0.0  # when the bytes of the copy that starts now arrive
 
     def begin(self, threads: Threads) -> None:
-        """Start the clock of a block of these threads."""
+        """Begin the times of a block of these threads."""
 
     def now(self, ids: Any) -> float:
         """Return how far the latest warp of these threads has come."""
@@ -100,7 +100,7 @@ class Timeline(Untimed):
         self.closed: dict[tuple[Engine, str], list[float]] = {}
 
     def begin(self, threads: Threads) -> None:
-        """Start the clock of a block of these threads."""
+        """Begin the times of a block of these threads."""
         self.threads = threads
         self.warps = np.zeros(threads.lanes // WARP)
 

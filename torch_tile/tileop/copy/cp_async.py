@@ -56,10 +56,18 @@ class AsyncCopy(Copy):
 
     @classmethod
     def build(
-        cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
-        eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
-        loop_layout: Any = None, commit: bool = True,
-    ) -> AsyncCopy:  # fmt: skip
+        cls,
+        src: Tile,
+        dst: Tile,
+        *,
+        coalesced_width: int | None = None,
+        disable_tma: bool = False,
+        eviction_policy: str | None = None,
+        prefer_instruction: str | None = None,
+        annotations: Annotations = None,
+        loop_layout: Any = None,
+        commit: bool = True,
+    ) -> AsyncCopy:
         """Start to copy `src` to `dst`, from a tensor to shared memory. T.ptx_wait_group waits for it.
 
         Operands and hints are those of T.copy. Each copy is a group of its own; without `commit` it belongs to the

@@ -56,10 +56,17 @@ class Copy(RegisteredOp):
 
     @classmethod
     def build(
-        cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
-        eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
+        cls,
+        src: Tile,
+        dst: Tile,
+        *,
+        coalesced_width: int | None = None,
+        disable_tma: bool = False,
+        eviction_policy: str | None = None,
+        prefer_instruction: str | None = None,
+        annotations: Annotations = None,
         loop_layout: Any = None,
-    ) -> Copy:  # fmt: skip
+    ) -> Copy:
         """Copy `src` to `dst`, converted to dst's dtype; a bool says whether the number is not 0.
 
         Operands are buffers or regions; an element takes the other operand's shape.

@@ -83,10 +83,19 @@ class TmaCopy(Copy):
 
     @classmethod
     def build(  # type: ignore[override]
-        cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
-        shares: int = 1, by: int = 0, counts: bool = True, combine: str | None = None,
+        cls,
+        src: Tile,
+        dst: Tile,
+        barrier: Any = None,
+        blocks: Scalar = None,
+        share: Scalar = None,
+        *,
+        shares: int = 1,
+        by: int = 0,
+        counts: bool = True,
+        combine: str | None = None,
         eviction_policy: str | None = None,
-    ) -> TmaCopy:  # fmt: skip
+    ) -> TmaCopy:
         """Build the copy that T.tma_copy (language/cluster.py) describes."""
         need_choice("tma_copy", "combine", combine, COMBINES)
         where = None if barrier is None else region_of(barrier)

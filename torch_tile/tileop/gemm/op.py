@@ -13,18 +13,17 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.node import equal, node_class
-from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, If, Stmt
 from torch_tile.tileop.base import (
     RegisteredOp,
     Tile,
     conjunction,
     describe_tile,
-    inside,
     is_one,
     need_region,
     same_extents,
     tile_op,
+    unproven_bounds,
 )
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -88,10 +87,18 @@ class Gemm(RegisteredOp):
 
     @classmethod
     def build(
-        cls, A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
-        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
+        cls,
+        A: Tile,
+        B: Tile,
+        C: Tile,
+        transpose_A: bool = False,
+        transpose_B: bool = False,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+        clear_accum: bool = False,
+        *,
+        wg_wait: int = 0,
         wgmma: bool = False,
-    ) -> Gemm:  # fmt: skip
+    ) -> Gemm:
         """Build the op. Operands are buffers or slices; asynchronous.py has what an author may write."""
         if not isinstance(policy, GemmWarpPolicy):
             why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"
@@ -155,7 +162,7 @@ class Gemm(RegisteredOp):
 
         made = product(self.A, self.B, self.C)
         tiles = [r for r in (self.A, self.B, self.C) if r.buffer.scope != "global"]
-        unsure = [c for r in tiles for c in map(simplify, inside(r)) if not is_literal(c, True)]
+        unsure = [c for r in tiles for of_dim in unproven_bounds(r) for c in of_dim]
         if unsure:
             made = If(conjunction(unsure), Block((made,)), self._staged(product), span=self.span)
         if not self.clear_accum:

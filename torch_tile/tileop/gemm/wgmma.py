@@ -242,9 +242,13 @@ def _leading(buffer: Buffer, layout: Layout) -> Layout:
 
 
 def _remark(
-    op: Gemm, p: WarpgroupPartition, shape: tuple[int, int, int], types: tuple[str, str, str],
-    walks: tuple[Walk | None, Walk], ctx: ThreadContext,
-) -> None:  # fmt: skip
+    op: Gemm,
+    p: WarpgroupPartition,
+    shape: tuple[int, int, int],
+    types: tuple[str, str, str],
+    walks: tuple[Walk | None, Walk],
+    ctx: ThreadContext,
+) -> None:
     """Add a line to the schedule report."""
     width, step, columns = shape
     rows = matrix_sizes(op.C)[0] // p.rows

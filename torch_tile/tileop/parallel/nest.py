@@ -98,7 +98,7 @@ def nest_of(loop: For, values: Mapping[Var, Expr], around: Sequence[For] = ()) -
 
 def _enter(
     nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[Var, int], own: set[Buffer], locates: bool
-) -> None:  # fmt: skip
+) -> None:
     """Add one access to the nest's uses of fragments or memory."""
     scope = node.buffer.scope
     stored = isinstance(node, Store)

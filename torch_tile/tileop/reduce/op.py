@@ -12,7 +12,6 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
 from torch_tile.ir.node import node_class
-from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import (
     Annotations,
@@ -22,13 +21,13 @@ from torch_tile.tileop.base import (
     describe_tile,
     identity_of,
     indices_at,
-    inside,
     is_one,
     need_region,
     parallel,
     same_extents,
     serial,
     tile_op,
+    unproven_bounds,
 )  # fmt: skip
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.threads import ThreadReduce, folded_dims, result_layout, source_layout
@@ -50,9 +49,15 @@ class Reduce(RegisteredOp):
 
     @classmethod
     def build(
-        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1,
+        cls,
+        buffer: Tile,
+        out: Tile,
+        dim: int = -1,
+        clear: bool = True,
+        *,
+        batch: int = 1,
         annotations: Annotations = None,
-    ) -> Reduce:  # fmt: skip
+    ) -> Reduce:
         """Fold dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
 
         Without `clear`, what `out` holds is folded in, too. `batch` and `annotations` are hints of TileLang's without
@@ -122,7 +127,7 @@ class Reduce(RegisteredOp):
         target = self.dst.buffer
         last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
         last = last and not self.of_magnitudes  # the helper folds in a wider type
-        last = last and all(is_literal(simplify(c), True) for c in inside(self.src)[-2:])  # rows are whole in the tile
+        last = last and not unproven_bounds(self.src)[-1]  # rows are whole in the tile
 
         def row(point: tuple[Any, ...]) -> Stmt:
             """Build the fold of one row by the vector helper."""
@@ -200,9 +205,16 @@ class Extremum(Reduce):
 
     @classmethod
     def build(
-        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1, nan_propagate: bool = False,
+        cls,
+        buffer: Tile,
+        out: Tile,
+        dim: int = -1,
+        clear: bool = True,
+        *,
+        batch: int = 1,
+        nan_propagate: bool = False,
         annotations: Annotations = None,
-    ) -> Extremum:  # fmt: skip
+    ) -> Extremum:
         """Reduce dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
 
         Without `clear`, the old value of `out` takes part. NaN counts as no element. If all elements are NaN, the

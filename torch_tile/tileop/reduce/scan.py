@@ -51,7 +51,7 @@ class Scan(RegisteredOp):
     @classmethod
     def build(
         cls, src: Tile, dst: Tile | None = None, dim: int = 0, reverse: bool = False, annotations: Annotations = None
-    ) -> Scan:  # fmt: skip
+    ) -> Scan:
         """Write running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
 
         With `reverse` they run from the last element to the first. `annotations` are hints of TileLang's without

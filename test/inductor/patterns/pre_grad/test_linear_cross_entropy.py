@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_tile.nn as tnn
+from torch_tile.inductor.context import LinearLossOperands, LossOptions
 from torch_tile.inductor.select import decide
-from torch_tile.inductor.select.cost_rules import compete_linear_loss
+from torch_tile.inductor.select.training import compete_linear_loss
 from torch_tile.inductor.settings import Settings
 
 TARGET = torch.tensor([[3, 0, -100], [7, 8, 1]])
@@ -139,8 +140,8 @@ def test_a_head_that_leaves_out_large_logits_may_be_a_little_slower(classes, win
     monkeypatch.setattr(decide.benchmark, "times", lambda *_: (104.0, 100.0))
     with FakeTensorMode():
         hidden, weight = (torch.empty(n, 32, dtype=torch.bfloat16, requires_grad=True) for n in (2048, classes))
-        tensors = hidden, weight, torch.empty(2048, dtype=torch.int64), None, None
-    options = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        tensors = LinearLossOperands(hidden, weight, torch.empty(2048, dtype=torch.int64), None, None)
+    options = LossOptions(-100, "mean", 0.0)
     assert compete_linear_loss(tensors, options, None, Settings()).tile_wins == wins
 
 

@@ -127,9 +127,13 @@ _REDUCTIONS: dict[Any, Any] = {
 
 
 def is_gradient(
-    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group,
+    found: Node,
+    scores: Dimensioned,
+    of: Dimensioned,
+    weights: Dimensioned,
+    keys: Group,
     full: list[Group] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether `found` is the gradient of `scores`, given the gradient `of` of `weights`.
 
     The weights are computed from the scores. Each tensor comes with its dimensions; `found` has those of the scores. If
@@ -143,7 +147,7 @@ def is_gradient(
     with compat.nested_compile(), torch.enable_grad():
         for (shift, scale), share in product(sizes, SHARES):
             sample = partial(_Sample, [(*scores, full or scores[1]), (*of, of[1])], keys, dependent, share)
-            have, want = _sampled(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
+            have, want = _gradients_at_sample(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
             unit = scale if math.isfinite(scale) else 1.0
             if want is None:
                 return False
@@ -154,10 +158,16 @@ def is_gradient(
     return telling
 
 
-def _sampled(
-    fresh: Callable[[], _Sample], found: Node, scores: Node, of: Node, weights: Dimensioned, full: list[Group],
-    shift: float, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+def _gradients_at_sample(
+    fresh: Callable[[], _Sample],
+    found: Node,
+    scores: Node,
+    of: Node,
+    weights: Dimensioned,
+    full: list[Group],
+    shift: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Evaluate `found`, and the true gradient, for scores around `shift` and gradients of size `scale`."""
     for _ in range(3):  # an axis may be cut while it is in use
         sample = fresh()

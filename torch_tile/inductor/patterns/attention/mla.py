@@ -18,7 +18,7 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, extent, leaves, unify
 from torch_tile.inductor.graph.nodes import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.graph.strip_copies import drop_copies_of
+from torch_tile.inductor.graph.strip_copies import remove_identical_copies
 from torch_tile.inductor.patterns.attention import masks
 from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.patterns.attention.scores import NoMatch
@@ -44,7 +44,7 @@ def match(context: Context) -> None:
         except NoMatch as reason:
             context.miss("mla", node, reason)
     for node in context.graph.find_nodes(op="call_function", target=OP):
-        drop_copies_of(node)
+        remove_identical_copies(node)
 
 
 def _replace(context: Context, pattern: Pattern) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -31,7 +31,7 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.graph.strip_copies import bare, drop_copies_of, unscaled
+from torch_tile.inductor.graph.strip_copies import bare, remove_identical_copies, unscaled
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.fit import check_attention_shapes
 from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
@@ -172,8 +172,17 @@ def _unscaled(term: Term) -> Term:
     return replace(term, query=Operand(q, q_dims), key=Operand(k, k_dims), scale=term.scale * by * too)
 
 
-def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
-    """Split the dimensions of the softmax: batch, heads of keys and values, query heads that share one, and queries."""
+class Roles(NamedTuple):
+    """The dimensions of a softmax: batch, heads of keys and values, query heads that share one, and queries."""
+
+    batch: Group
+    kv_heads: Group
+    shared: Group
+    queries: Group
+
+
+def roles(pattern: Pattern) -> Roles:
+    """Split the dimensions of the softmax by what they count."""
     present = pattern.terms[0].key.axes() | pattern.value.axes()
     *outer, queries = pattern.dims[:-1]
     for i, group in enumerate(outer[1:], 1):  # laid out [batch, query, head, key]: heads of keys behind the queries
@@ -181,12 +190,12 @@ def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
             outer, queries = [*outer[:i], *outer[i + 1 :], queries], group
             break
     if not outer:
-        return [], [], [], queries
+        return Roles([], [], [], queries)
     batch, heads = outer[0], [a for g in outer[1:] for a in leaves(g)]
     if not heads and len(leaves(batch)) > 1:
         first, *heads = leaves(batch)
         batch = [first]
-    return batch, [a for a in heads if a in present], [a for a in heads if a not in present], queries
+    return Roles(batch, [a for a in heads if a in present], [a for a in heads if a not in present], queries)
 
 
 def describe(rewrite: Rewrite) -> str:
@@ -253,7 +262,7 @@ def refine(context: Context) -> None:
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
     for node in context.graph.find_nodes(op="call_function", target=OP):
-        drop_copies_of(node)
+        remove_identical_copies(node)
 
 
 def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:

@@ -73,7 +73,7 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
                 )
             result = _product(root, value, groups)
         elif root not in inside:
-            return _leaf(root, groups, places, rewrite)
+            return _value_at_score(root, groups, places, rewrite)
         elif is_call(root, CAST) and dtype(root).is_floating_point:
             result = index_expr.numeric(value(root.args[0], groups))
         else:
@@ -125,7 +125,7 @@ def _product(node: Node, value: Any, groups: list[Group]) -> Any:
     )
 
 
-def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
+def _value_at_score(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
     """Return a tensor's value at a score: index arithmetic and small tensors if possible, else a load of the tensor."""
     index = places.index(groups)
     try:
@@ -271,23 +271,23 @@ class Text:
         if e in (sympy.true, sympy.false):
             return "1.0" if e else "0.0"
         if e.is_Symbol:
-            return self._symbol(e)
+            return self._write_symbol(e)
         if isinstance(e, sympy.Add):
-            return self._sum(e)
+            return self._write_sum(e)
         if isinstance(e, sympy.Mul):
-            return self._fold("mul", sorted(e.args, key=lambda a: a.is_number))
+            return self._write_fold("mul", sorted(e.args, key=lambda a: a.is_number))
         if isinstance(e, sympy.Pow):
-            return self._power(*e.args)
+            return self._write_power(*e.args)
         if isinstance(e, sympy.Piecewise):
-            return self._cases(e)
+            return self._write_cases(e)
         if isinstance(e, sympy.And | sympy.Or):
-            return self._fold("mul" if isinstance(e, sympy.And) else "max", e.args)
+            return self._write_fold("mul" if isinstance(e, sympy.And) else "max", e.args)
         if isinstance(e, sympy.Not):
             return self._call("eq", self.say(e.args[0]), "0.0")
         if type(e) in _RELATIONS:
-            return self._relation(e)
+            return self._write_relation(e)
         if isinstance(e, sympy.floor):
-            return self._floor(e.args[0])
+            return self._write_floor(e.args[0])
         if e.func == index_expr.LOAD:
             return self._operand(e)
         name = str(e.func)
@@ -295,30 +295,30 @@ class Text:
             return self._call(name.removeprefix("tile_"), *map(self.say, e.args))
         raise Unwritable(f"{name} in a modification of the scores")
 
-    def _symbol(self, e: Any) -> str:
+    def _write_symbol(self, e: Any) -> str:
         """Return the name of the score or of an index. Raises Unwritable for other symbols."""
         known = {SCORE: "acc0", index_expr.B: "i0", index_expr.H: "i1", POSITION: "i2", index_expr.K: "i3"}
         if e not in known:
             raise Unwritable(f"the size {e} in a modification of the scores", "fix this size")
         return known[e]
 
-    def _fold(self, function: str, parts: Sequence[Any]) -> str:
+    def _write_fold(self, function: str, parts: Sequence[Any]) -> str:
         """Write nested calls of a function of two operands over several parts."""
         first, *rest = map(self.say, parts)
         for part in rest:
             first = self._call(function, first, part)
         return first
 
-    def _sum(self, e: Any) -> str:
+    def _write_sum(self, e: Any) -> str:
         """Write a sum; subtract the terms with a negative factor after the other terms."""
         plus = [a for a in e.args if not a.could_extract_minus_sign()]
         minus = [-a for a in e.args if a.could_extract_minus_sign()]
-        total = self._fold("add", sorted(plus, key=lambda a: a.is_number)) if plus else "0.0"
+        total = self._write_fold("add", sorted(plus, key=lambda a: a.is_number)) if plus else "0.0"
         for term in minus:
             total = self._call("sub", total, self.say(term))
         return total
 
-    def _power(self, base: Any, exponent: Any) -> str:
+    def _write_power(self, base: Any, exponent: Any) -> str:
         """Write a power, as a square or reciprocal where possible."""
         if exponent == 2:
             return self._call("square", self.say(base))
@@ -326,7 +326,7 @@ class Text:
             return self._call("reciprocal", self.say(base))
         return self._call("pow", self.say(base), self.say(exponent))
 
-    def _cases(self, e: Any) -> str:
+    def _write_cases(self, e: Any) -> str:
         """Write a Piecewise as nested `where` calls."""
         *cases, (last, always) = e.args
         if always != sympy.true:
@@ -336,7 +336,7 @@ class Text:
             total = self._call("where", self.say(condition), self.say(case), total)
         return total
 
-    def _relation(self, e: Any) -> str:
+    def _write_relation(self, e: Any) -> str:
         """Write a comparison; a bool load is its own result."""
         left, right = e.args
         if (
@@ -349,7 +349,7 @@ class Text:
         left, right = _without_fractions(left, right)
         return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
 
-    def _floor(self, e: Any) -> str:
+    def _write_floor(self, e: Any) -> str:
         """Write a floor. An integer quotient is moved halfway between two integers, which no rounding reaches."""
         top, bottom = sympy.fraction(sympy.together(e))
         if not (top.is_integer and bottom.is_Integer):

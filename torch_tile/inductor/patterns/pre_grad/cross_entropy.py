@@ -17,7 +17,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.context import Context, family
+from torch_tile.inductor.context import Context, LossOperands, LossOptions, family
 from torch_tile.inductor.graph.nodes import Miss, aten, val
 from torch_tile.inductor.report import rows as report
 from torch_tile.kernels import compute_dtype
@@ -79,23 +79,22 @@ def _capture_one(context: Context, node: Node) -> None:
     check(given)
     logits, target, weight = given["input"], given["target"], given["weight"]
     x, y = val(logits), val(target)
-    numbers = given["ignore_index"], given["label_smoothing"]
-    options = numbers[0], given["reduction"], float(numbers[1])
+    options = LossOptions(given["ignore_index"], given["reduction"], float(given["label_smoothing"]))
     what = f"tile.cross_entropy({[compat.size_hint(n) for n in x.shape]})"
     with context.graph.inserting_before(node):
         source = _narrow(logits) or logits
-    tensors = [val(source), y, *([] if weight is None else [val(weight)])]
-    outcome = context.select.of_loss(tensors, source is not logits, *options)
+    operands = LossOperands(val(source), y, val(weight))
+    outcome = context.select.of_loss(operands, options, source is not logits)
     if outcome is not None and not outcome.tile_wins:
         context.note("loss", report.KEPT, what, node, str(outcome), (), outcome)
         return
     tracer = GraphAppendingTracer(context.graph)
     with context.graph.inserting_before(node):
-        args = source, target, weight, options[0], options[2]
+        args = source, target, weight, options.ignore_index, options.label_smoothing
         rows = context.graph.call_function(torch.ops.tile.cross_entropy.default, args)
         loss: Any = Proxy(rows, tracer)
         weights = None if weight is None else Proxy(weight, tracer)
-        result = reduced(loss[0], Proxy(target, tracer), weights, options[0], options[1])
+        result = reduced(loss[0], Proxy(target, tracer), weights, options.ignore_index, options.reduction)
         if val(node).dtype != compute_dtype(x.dtype):  # autocast keeps the loss of narrow logits wide
             result = result.to(val(node).dtype)
     new = result.node

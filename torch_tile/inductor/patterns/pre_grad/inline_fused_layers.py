@@ -25,12 +25,27 @@ from torch_tile.inductor.select import cost_rules
 
 
 def encoder_layer(
-    x: torch.Tensor, embed_dim: int, heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
-    out_weight: torch.Tensor, out_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float,
-    norm1_weight: torch.Tensor, norm1_bias: torch.Tensor, norm2_weight: torch.Tensor, norm2_bias: torch.Tensor,
-    weight1: torch.Tensor, bias1: torch.Tensor, weight2: torch.Tensor, bias2: torch.Tensor,
-    mask: torch.Tensor | None = None, mask_type: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm1_weight: torch.Tensor,
+    norm1_bias: torch.Tensor,
+    norm2_weight: torch.Tensor,
+    norm2_bias: torch.Tensor,
+    weight1: torch.Tensor,
+    bias1: torch.Tensor,
+    weight2: torch.Tensor,
+    bias2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
     """Compute `torch._transformer_encoder_layer_fwd` by torch's own operators, for x [batch, length, embed_dim]."""
     keep = None
     if mask is not None:  # true (not 0) hides; [S, S], [batch, S], or [batch, heads, S, S]
@@ -57,9 +72,16 @@ def encoder_layer(
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
     """Compute `F.scaled_dot_product_attention` of any rank, with broadcast batches, as attention of rank 4."""
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     four = (math.prod(lead[:-1]), lead[-1]) if len(lead) > 1 else (*lead, *(1 for _ in range(2 - len(lead))))

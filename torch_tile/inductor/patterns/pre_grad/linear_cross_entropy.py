@@ -18,7 +18,7 @@ from torch.fx import Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.context import Context, family
+from torch_tile.inductor.context import Context, LinearLossOperands, LossOptions, family
 from torch_tile.inductor.graph.nodes import Miss, is_number, is_tensor, val
 from torch_tile.inductor.patterns.pre_grad import cross_entropy
 from torch_tile.inductor.report import rows as report
@@ -153,13 +153,14 @@ def refusal(head: Head) -> str:
 
 def _replace(context: Context, node: Node, head: Head, given: dict[str, Any]) -> None:
     """Replace the loss `node` and the last layer before it, if our kernels are faster."""
-    target, weight, reduction = given["target"], given["weight"], given["reduction"]
-    options = given["ignore_index"], float(given["label_smoothing"])
+    target, weight = given["target"], given["weight"]
+    options = LossOptions(given["ignore_index"], given["reduction"], float(given["label_smoothing"]))
+    ignore_index, reduction, label_smoothing = options
     hidden, matrix = val(head.hidden), val(head.weight)
     n, k = (compat.size_hint(size) for size in matrix.shape)
     what = f"tile.linear_cross_entropy({[compat.size_hint(s) for s in hidden.shape]}, {[n, k]})"
-    tensors = [hidden, matrix, val(target), *(val(x) for x in (head.bias, weight))]
-    outcome = context.select.of_linear_loss(tensors, options[0], reduction, options[1], head.softcap)
+    tensors = LinearLossOperands(hidden, matrix, val(target), val(head.bias), val(weight))
+    outcome = context.select.of_linear_loss(tensors, options, head.softcap)
     if outcome is not None and not outcome.tile_wins:
         context.note("loss", report.KEPT, what, head.layer, str(outcome), (), outcome)
         return
@@ -170,19 +171,19 @@ def _replace(context: Context, node: Node, head: Head, given: dict[str, Any]) ->
             hidden, x = step(hidden), step(x)
             x.node.meta["example_value"] = hidden
         y, weights = Proxy(target, tracer), None if weight is None else Proxy(weight, tracer)
-        operands = x.node, head.weight, target, head.bias, weight, *options, 0.0, head.softcap
+        operands = x.node, head.weight, target, head.bias, weight, ignore_index, label_smoothing, 0.0, head.softcap
         alone = reduction == "none" or not val(head.layer).requires_grad
         if alone:
             call = context.graph.call_function(torch.ops.tile.linear_cross_entropy.default, operands)
         else:
             half, sums = hidden.dtype == torch.float16, compute_dtype(hidden.dtype)
-            factor, scale = row_factor(y, weights, options[0], reduction, sums, half)
+            factor, scale = row_factor(y, weights, ignore_index, reduction, sums, half)
             wants = hidden.requires_grad, any(val(p).requires_grad for p in (head.weight, head.bias) if p is not None)
             op = torch.ops.tile.linear_cross_entropy_gradients.default
             call = context.graph.call_function(op, (factor.node, *operands, *wants))
         found: Any = Proxy(call, tracer)
         if alone:
-            loss = reduced(found[0], y, weights, options[0], reduction)
+            loss = reduced(found[0], y, weights, ignore_index, reduction)
         else:
             loss = found[0] if scale is None else found[0] / scale
         if val(node).dtype != compute_dtype(hidden.dtype):

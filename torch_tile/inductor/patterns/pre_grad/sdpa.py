@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.context import Context, family
+from torch_tile.inductor.context import AttentionOperands, Context, family
 from torch_tile.inductor.graph.nodes import Miss, aten, can_be_guarded, is_tensor, known, val
 from torch_tile.inductor.patterns.attention.fit import check_attention_shapes
 from torch_tile.inductor.report import rows as report
@@ -31,9 +31,16 @@ class NotCaptured(Miss):
 
 
 def _sdpa(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: Any = None, enable_gqa: bool = False,
-) -> Captured:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Captured:
     """Return the tile op for a `scaled_dot_product_attention` call, or raise NotCaptured."""
     q, k, v = val(query), val(key), val(value)
     if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
@@ -197,10 +204,10 @@ def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> N
 
 def _wins_in_training(context: Context, node: Node, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Return whether our kernels are faster for attention and its backward; if not, report the call as kept."""
-    q, k, v, mask = (val(x) for x in args)
-    outcome = context.select.of_training((q, k, v, mask), options["causal"], options["scale"])
+    operands = AttentionOperands(*(val(x) for x in args))
+    outcome = context.select.of_training(operands, options["causal"], options["scale"])
     if outcome is not None and not outcome.tile_wins:
-        shapes = ", ".join(str([compat.size_hint(n) for n in x.shape]) for x in (q, k, v))
+        shapes = ", ".join(str([compat.size_hint(n) for n in x.shape]) for x in operands[:3])
         what = f"tile.attention({shapes}) with its backward"
         context.note("attention", report.KEPT, what, node, str(outcome), (), outcome)
     return outcome is None or outcome.tile_wins
