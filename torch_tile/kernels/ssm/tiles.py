@@ -87,6 +87,20 @@ def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
     return T.min(T.max(value, low), high), value, raw
 
 
+@T.macro
+def add_weighed(spec: Any, state: Any, weighed: Any, value_tile: Any, key_tile: Any, factors: Any, start: int) -> None:
+    """Add a tile's values, weighed by factors from `start` on, times its keys to a state.
+
+    Values are weighed in registers, from where the product takes them. With two fragments `weighed` by turns, a product
+    runs beside the weights of the next tile.
+    """
+    values = T.alloc_fragment(tuple(reversed(weighed.shape)), spec.dtype)
+    T.copy(value_tile, values)
+    for i, j in T.Parallel(*weighed.shape):
+        weighed[i, j] = T.cast(T.cast(values[j, i], spec.compute) * factors[start + j], spec.dtype)
+    T.gemm(weighed, key_tile, state)
+
+
 class Sizes:
     """The run-time sizes of a scan."""
 
