@@ -23,11 +23,13 @@ from torch_tile.kernels.ssm.ssd import (
     ssd_chunk_scan,
     ssd_chunk_scan_backward,
 )
+from torch_tile.kernels.ssm.ssd_carry import Problem, carry_config_for
 from torch_tile.kernels.ssm.ssd_whole import whole_config_for
 from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
 HELD = replace(TINY, state_tile=32, heads=2, head_stages=1, staged=True)  # holds the keys and scores of two heads
+CARRIED = replace(TINY, carried=True)  # one kernel has the states between chunks
 WHOLE = Config(chunk=16, rows=16, step=16, head_tile=16, state_tile=32, threads=32, stages=1, whole=True)
 
 
@@ -119,7 +121,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
     for _ in rounds(3):
         given, options, what = problem(problems, dtype, 45 if few else 300, 20 if few else 90)
         z = problems.pick(None, problems.tensor(*given["x"].shape, dtype=dtype))
-        config = problems.pick(TINY, HELD, WHOLE) if few else None
+        config = problems.pick(TINY, HELD, CARRIED, WHOLE) if few else None
         found = ssd_chunk_scan(**given, z=z, **options, config=config)
         limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
         wide = double(given)
@@ -151,7 +153,7 @@ def test_powers_between_times_that_no_path_joins_stay_out(decay, engine, problem
     B, C = (problems.tensor(1, 40, 1, 12, dtype=dtype) for _ in range(2))
     given = x, dt, torch.tensor([decay, decay / 7]), B, C
     wide = [t.double() for t in given]
-    config = None if engine == "cpu" else HELD
+    config = None if engine == "cpu" else problems.pick(HELD, CARRIED)
     rounding = Rounding(reference, *wide)
     for n, (got, want) in enumerate(zip(ssd_chunk_scan(*given, config=config), recurrence(*wide), strict=True)):
         check(got, want, f"decay {decay}", dtype, own=True, rounding=rounding[n])
@@ -248,3 +250,18 @@ def test_one_kernel_has_the_forward_where_blocks_fill_waves(capability, batch, h
     x = torch.empty(batch, 100, heads, 64, dtype=torch.bfloat16, device="meta")
     found = whole_config_for(x, states, Machine(Target("cuda", capability), 132))
     assert (found is not None) == whole
+
+
+@pytest.mark.parametrize(
+    ("capability", "batch", "heads", "states", "width", "reverse"),
+    [(90, 1, 64, 128, 64, 64), (90, 2, 80, 128, 128, 64), (90, 8, 64, 128, 128, 64), (90, 4, 32, 256, 128, 64),
+     (90, 8, 64, 64, 64, 64), (90, 1, 32, 128, None, None), (80, 8, 64, 128, None, None)],
+)  # fmt: skip
+def test_one_kernel_has_the_states_where_blocks_fill_the_gpu(capability, batch, heads, states, width, reverse):
+    machine = Machine(Target("cuda", capability), 132)
+    config, problem = config_for(torch.bfloat16, 8192, machine), Problem(batch, heads, 64, states)
+    for backwards, columns in ((False, width), (True, reverse)):
+        found = carry_config_for(config, Spec(torch.bfloat16, vector=8, reverse=backwards), problem, machine)
+        assert (found and found.state_tile) == columns
+    assert carry_config_for(config, Spec(torch.bfloat16), problem, machine) is None  # no bulk copies
+    assert carry_config_for(config, Spec(torch.float32, vector=4), problem, machine) is None

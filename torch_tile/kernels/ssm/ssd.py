@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mamba-2's state-space dual form (SSD), chunk by chunk (arXiv:2405.21060, section 6), and its gradient.
 
-Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. The gradient has the
-same kernels with the roles of its operands exchanged. The gradient of a scan is a scan from the end.
+Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. One kernel has both
+that compute states where heads and batches fill a GPU (`ssd_carry.py`). The gradient has the same kernels with the
+roles of its operands exchanged. The gradient of a scan is a scan from the end.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.ssd_carry import Problem as Carried, carry_config_for, carry_states
 from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_sums, step_gradients
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
 from torch_tile.kernels.ssm.ssd_whole import whole_config_for, whole_scan
@@ -661,6 +663,29 @@ class Scan:
         self.run(pass_states, spec, own, self.decays, *self.marks, *given, *more, before, last)
         return before
 
+    def between(
+        self, values: torch.Tensor, initial: torch.Tensor | None, last: torch.Tensor, before: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Compute the states between chunks, and write the last one to `last`; by one kernel where blocks fill the GPU.
+
+        With the states `before` chunks, in reverse: gradients of states, and parts of their sums for `step_gradients`.
+        """
+        reverse = before is not None
+        sizes = Carried(self.batch, self.heads, self.head_dim, self.states)
+        spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
+        config = self.config if self.config.carried else carry_config_for(self.config, spec, sizes, self.machine)
+        rows, columns = PASSED if config is None else (config.head_tile, config.state_tile)
+        parts = -(-self.head_dim // rows) * -(-self.states // columns)
+        ends = [self.empty(self.batch, self.heads, self.chunks + 1, parts)] if reverse else []
+        more = [] if before is None else [before, *ends]
+        if config is None:
+            return [self.passed(self.own_states(values, reverse), initial, last, more, reverse), *ends]
+        states = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
+        given = [*self.marks, *([] if initial is None else [initial]), *more]
+        keys = self.C if reverse else self.B
+        self.run(carry_states, spec, values, keys, self.steps, self.decays, *given, states, last, config=config)
+        return [states, *ends]
+
     def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
         """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
         parts = -(-(self.heads // self.groups) // GROUP_HEADS)
@@ -706,7 +731,7 @@ def ssd_chunk_scan(
         operands = scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *initial
         scan.run(whole_scan, spec, *operands, out, final_states)
         return True
-    before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
+    (before,) = scan.between(scan.x, args.initial_states, final_states)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.outputs(spec, *operands, *scan.skip(), *z, out)
     return True
@@ -728,12 +753,9 @@ def ssd_chunk_scan_backward(
     batch, heads, chunks, head_dim = scan.batch, scan.heads, scan.chunks, scan.head_dim
     tiles_p, row_tiles = -(-head_dim // scan.config.head_tile), scan.padded // scan.config.rows
     last = scan.empty(batch, heads, head_dim, scan.states)
-    before = scan.passed(scan.own_states(scan.x), args.initial_states, last)
-    ends = scan.empty(batch, heads, chunks + 1, -(-head_dim // PASSED[0]) * -(-scan.states // PASSED[1]))
+    (before,) = scan.between(scan.x, args.initial_states, last)
     of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
-    behind = scan.passed(
-        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before, ends), reverse=True
-    )
+    behind, ends = scan.between(grad, args.grad_states, of_initial, before)
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
     outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))

@@ -20,8 +20,9 @@ class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
     A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
-    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk. A block with
-    several `heads`, one after the other, loads states of `head_stages` of them ahead.
+    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk. One kernel
+    has the states between chunks with `carried`. A block with several `heads`, one after the other, loads states of
+    `head_stages` of them ahead.
     """
 
     chunk: int = 64
@@ -38,6 +39,7 @@ class Config:
     blocks: int = 1
     staged: bool = False
     whole: bool = False
+    carried: bool = False
 
 
 @dataclass(frozen=True)
