@@ -10,10 +10,12 @@ from torch.nn import functional as F
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.ssm import update
-from torch_tile.kernels.ssm.args import GRADIENTS
+from torch_tile.kernels.ssm.args import GRADIENTS, SsdChunkScanArgs
 from torch_tile.kernels.ssm.ssd import (
     Config,
+    Scan,
     Work,
+    chunk_states,
     config_for,
     config_of_scan,
     config_of_states,
@@ -23,11 +25,14 @@ from torch_tile.kernels.ssm.ssd import (
     ssd_chunk_scan,
     ssd_chunk_scan_backward,
 )
+from torch_tile.kernels.ssm.ssd_carry import Problem, carry_config_for
 from torch_tile.kernels.ssm.ssd_whole import whole_config_for
 from torch_tile.kernels.ssm.tiles import Spec
 
 TINY = Config(chunk=32, rows=16, step=16, head_tile=16, state_tile=16, threads=32, stages=1)
 HELD = replace(TINY, state_tile=32, heads=2, head_stages=1, staged=True)  # holds the keys and scores of two heads
+CARRIED = replace(TINY, carried=True)  # one kernel has the states between chunks
+HOPPER = Config(chunk=128, head_stages=1, blocks=2, carried=True)
 WHOLE = Config(chunk=16, rows=16, step=16, head_tile=16, state_tile=32, threads=32, stages=1, whole=True)
 
 
@@ -119,7 +124,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
     for _ in rounds(3):
         given, options, what = problem(problems, dtype, 45 if few else 300, 20 if few else 90)
         z = problems.pick(None, problems.tensor(*given["x"].shape, dtype=dtype))
-        config = problems.pick(TINY, HELD, WHOLE) if few else None
+        config = problems.pick(TINY, HELD, CARRIED, WHOLE) if few else None
         found = ssd_chunk_scan(**given, z=z, **options, config=config)
         limits = {"softplus": options["dt_softplus"], "high": options["dt_max"]}
         wide = double(given)
@@ -151,7 +156,7 @@ def test_powers_between_times_that_no_path_joins_stay_out(decay, engine, problem
     B, C = (problems.tensor(1, 40, 1, 12, dtype=dtype) for _ in range(2))
     given = x, dt, torch.tensor([decay, decay / 7]), B, C
     wide = [t.double() for t in given]
-    config = None if engine == "cpu" else HELD
+    config = None if engine == "cpu" else problems.pick(HELD, CARRIED)
     rounding = Rounding(reference, *wide)
     for n, (got, want) in enumerate(zip(ssd_chunk_scan(*given, config=config), recurrence(*wide), strict=True)):
         check(got, want, f"decay {decay}", dtype, own=True, rounding=rounding[n])
@@ -163,6 +168,44 @@ def test_powers_between_times_that_no_path_joins_stay_out(decay, engine, problem
     rounding = Rounding(gradient_reference, grad.double(), None, *wide)
     for n, (name, got, want) in enumerate(zip(GRADIENTS, found, wants, strict=False)):
         check(got, want, f"{name} decay {decay}", dtype, own=True, rounding=rounding[n])
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_states_by_the_tiles_of_hopper(width, engine, problems, check):
+    """Bulk copies and wgmma: blocks that carry states through chunks, and those that take heads in turn."""
+    dtype, b, length, heads, p, n = torch.bfloat16, 1, 261, 3, 72, 136  # three chunks, two tiles of P and of states
+    x, grad = (problems.tensor(b, length, heads, p, dtype=dtype, layout="dense") for _ in range(2))
+    keys = [problems.tensor(b, length, 1, n, dtype=dtype, layout="dense") / 4 for _ in range(2)]
+    initial, dt = problems.tensor(b, heads, p, n), torch.rand(b, length, heads) / 8
+    args = SsdChunkScanArgs(x, dt, torch.tensor([-0.1, -1.0, -9.0]), *keys)
+    scan = Scan(args, replace(HOPPER, state_tile=width), x)
+    last, first = (scan.empty(b, heads, p, n) for _ in range(2))
+    (before,) = scan.between(scan.x, initial, last)
+    behind, ends = scan.between(grad, None, first, before)
+    own = scan.empty(b, scan.chunks + 1, heads, p, n)
+    held = replace(HOPPER, heads=2, state_tile=128)
+    scan.run(chunk_states, scan.plain, scan.x, scan.B, scan.steps, scan.decays, own, config=held)
+
+    chunked = [
+        F.pad(t.double(), (0, 0, 0, 0, 0, scan.padded - length)).unflatten(1, (-1, 128)) for t in (x, grad, *keys)
+    ]
+    decays, steps = (t.double().unflatten(2, (-1, 128)) for t in (scan.decays[:, :heads], scan.steps[:, :heads]))
+    keep, to_end = torch.exp2(decays[..., -1]), torch.exp2(decays[..., -1:] - decays) * steps
+    wanted_own = torch.einsum("bcqhp,bcqgn,bhcq->bchpn", chunked[0], chunked[2], to_end)
+    back = torch.einsum("bcqhp,bcqgn,bhcq->bchpn", chunked[1], chunked[3], torch.exp2(decays))
+    check(own[:, :-1], wanted_own, "own states", dtype, own=True)
+    state, gradient = initial.double(), torch.zeros_like(initial).double()
+    for c in range(scan.chunks):
+        check(before[:, c], state, f"before chunk {c}", dtype, own=True)
+        state = state * keep[:, :, c, None, None] + wanted_own[:, c]
+    check(before[:, -1], state, "behind all", dtype, own=True)
+    check(last, state, "last", dtype, own=True)
+    for c in reversed(range(scan.chunks)):
+        check(behind[:, c + 1], gradient, f"behind chunk {c}", dtype, own=True)
+        left = gradient * keep[:, :, c, None, None]
+        check(ends[:, :, c].sum(-1), (before[:, c].double() * left).sum((2, 3)), f"end of chunk {c}", dtype, own=True)
+        gradient = left + back[:, c]
+    check(first, gradient, "first", dtype, own=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -248,3 +291,18 @@ def test_one_kernel_has_the_forward_where_blocks_fill_waves(capability, batch, h
     x = torch.empty(batch, 100, heads, 64, dtype=torch.bfloat16, device="meta")
     found = whole_config_for(x, states, Machine(Target("cuda", capability), 132))
     assert (found is not None) == whole
+
+
+@pytest.mark.parametrize(
+    ("capability", "batch", "heads", "states", "width", "reverse"),
+    [(90, 1, 64, 128, 64, 64), (90, 2, 80, 128, 128, 64), (90, 8, 64, 128, 128, 64), (90, 4, 32, 256, 128, 64),
+     (90, 8, 64, 64, 64, 64), (90, 1, 32, 128, None, None), (80, 8, 64, 128, None, None)],
+)  # fmt: skip
+def test_one_kernel_has_the_states_where_blocks_fill_the_gpu(capability, batch, heads, states, width, reverse):
+    machine = Machine(Target("cuda", capability), 132)
+    config, problem = config_for(torch.bfloat16, 8192, machine), Problem(batch, heads, 64, states)
+    for backwards, columns in ((False, width), (True, reverse)):
+        found = carry_config_for(config, Spec(torch.bfloat16, vector=8, reverse=backwards), problem, machine)
+        assert (found and found.state_tile) == columns
+    assert carry_config_for(config, Spec(torch.bfloat16), problem, machine) is None  # no bulk copies
+    assert carry_config_for(config, Spec(torch.float32, vector=4), problem, machine) is None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mamba-2's state-space dual form (SSD), chunk by chunk (arXiv:2405.21060, section 6), and its gradient.
 
-Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. The gradient has the
-same kernels with the roles of its operands exchanged. The gradient of a scan is a scan from the end.
+Within a chunk the scan is a masked product, between chunks a recurrence of states: five kernels. One kernel has both
+that compute states where heads and batches fill a GPU (`ssd_carry.py`). The gradient has the same kernels with the
+roles of its operands exchanged. The gradient of a scan is a scan from the end.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.ssm.args import SsdChunkScanArgs, SsdChunkScanBackwardArgs, empty_gradients
+from torch_tile.kernels.ssm.ssd_carry import Problem as Carried, carry_config_for, carry_states
 from torch_tile.kernels.ssm.ssd_gradients import GROUP_HEADS, group_scan, pair_sums, step_gradients
 from torch_tile.kernels.ssm.ssd_torch import gradient_reference, reference
 from torch_tile.kernels.ssm.ssd_whole import whole_config_for, whole_scan
 from torch_tile.kernels.ssm.sums import add_up
-from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, step_size
+from torch_tile.kernels.ssm.tiles import DECAY_HEADS, FAST, Config, Sizes, Spec, add_weighed, step_size
 
 PASSED = (8, 64)  # of P and N, what a block passes on from chunk to chunk
 FEWEST_HEADS, MOST_HEADS = 2, 8  # that a block takes one after the other, and whose keys it holds
 FULL = 1.8  # blocks for each multiprocessor, of which two run at once
 STATE_HEADS = 4  # the most for `chunk_states`
-VALUE_STAGES = 4  # of such a block
+STORED = 32  # columns of its states that leave at once
+VALUE_STAGES = 4  # of values in a block that takes several heads
 MOST_HELD = 256  # states, so that a tile has all
 
 
@@ -91,7 +94,7 @@ def config_of_states(config: Config, dtype: torch.dtype, states: int, work: Work
     heads = min(STATE_HEADS, heads_of(work, machine))
     if config.blocks == 1 or heads == 1:
         return config
-    return replace(config, heads=heads, blocks=2, head_stages=1, stages=VALUE_STAGES)
+    return replace(config, heads=heads, blocks=2, head_stages=1)
 
 
 def config_of_scan(config: Config, spec: Spec, states: int, work: Work, machine: Machine) -> Config:
@@ -224,10 +227,12 @@ def chunk_states(config: Config, spec: Spec) -> Any:
     """Build the kernel for each chunk's part of the next state; in reverse, of the gradient of the state before.
 
     A block takes several heads of a group one after the other, and holds their keys. So values of the next head are on
-    their way while the block stores a state. Values are weighed in registers, from where the product takes them.
+    their way while the block stores a state.
     """
     s, size, step, compute = Sizes(config, spec), config.chunk, config.step, spec.compute
     tile_p, tile_n, resident = config.head_tile, config.state_tile, config.heads > 1
+    width = min(tile_n, STORED)
+    tiles, columns = list(range(size // step)), list(range(0, tile_n, width))
 
     @T.prim_func
     def ssd_chunk_states(
@@ -248,8 +253,10 @@ def chunk_states(config: Config, spec: Spec) -> Any:
             key_tile = T.alloc_shared((size if resident else step, tile_n), spec.dtype)
             factors = T.alloc_shared((size,), compute)
             acc = T.alloc_fragment((tile_p, tile_n), compute)
-            weighed = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((tile_p, step), spec.dtype)
+            alloc = T.alloc_shared if config.shared_weights else T.alloc_fragment
+            weighed = [alloc((tile_p, step), spec.dtype) for _ in tiles[: 2 if resident else 1]]
             if resident:
+                staged = T.alloc_shared((tile_p, width), compute)
                 T.copy(keys[bz, first : first + size, group, n : n + tile_n], key_tile)
             for member in T.Pipelined(T.min(config.heads, members - run * config.heads), num_stages=config.head_stages):
                 head = T.min(group * members + run * config.heads + member, s.h - 1)
@@ -267,22 +274,24 @@ def chunk_states(config: Config, spec: Spec) -> Any:
                         other = 0 if spec.reverse else marks[0][bz, first + size - 1]
                         factors[j] = T.if_then_else(marks[0][bz, first + j] == other, factors[j], 0.0)
                 T.clear(acc)
-                for k in T.Pipelined(size // step, num_stages=config.stages):
-                    at = first + k * step
-                    x_tile = T.alloc_shared((step, tile_p), spec.dtype)
-                    values = T.alloc_fragment((step, tile_p), spec.dtype)
-                    if not resident:
+                if resident:
+                    for k in tiles:  # a list, so that the loop is unrolled
+                        x_tile = T.alloc_shared((step, tile_p), spec.dtype)
+                        T.copy(x[bz, first + k * step : first + k * step + step, head, p : p + tile_p], x_tile)
+                        held = key_tile[k * step : k * step + step, 0:tile_n]
+                        add_weighed(spec, acc, weighed[k % 2], x_tile, held, factors, k * step)
+                    for column in columns:
+                        T.copy(acc[0:tile_p, column : column + width], staged)
+                        at = tile * tile_n + column
+                        T.copy(staged, out[bz, chunk, head, p : p + tile_p, at : at + width])
+                else:
+                    for k in T.Pipelined(size // step, num_stages=config.stages):
+                        at = first + k * step
+                        x_tile = T.alloc_shared((step, tile_p), spec.dtype)
                         T.copy(keys[bz, at : at + step, group, n : n + tile_n], key_tile)
-                    T.copy(x[bz, at : at + step, head, p : p + tile_p], x_tile)
-                    T.copy(x_tile, values)
-                    for i, j in T.Parallel(tile_p, step):
-                        value = T.cast(values[j, i], compute) * factors[k * step + j]
-                        weighed[i, j] = T.cast(value, spec.dtype)
-                    if resident:
-                        T.gemm(weighed, key_tile[k * step : k * step + step, 0:tile_n], acc)
-                    else:
-                        T.gemm(weighed, key_tile, acc)
-                T.copy(acc, out[bz, chunk, head, p : p + tile_p, tile * tile_n : tile * tile_n + tile_n])
+                        T.copy(x[bz, at : at + step, head, p : p + tile_p], x_tile)
+                        add_weighed(spec, acc, weighed[0], x_tile, key_tile, factors, k * step)
+                    T.copy(acc, out[bz, chunk, head, p : p + tile_p, tile * tile_n : tile * tile_n + tile_n])
 
     return ssd_chunk_states
 
@@ -654,6 +663,29 @@ class Scan:
         self.run(pass_states, spec, own, self.decays, *self.marks, *given, *more, before, last)
         return before
 
+    def between(
+        self, values: torch.Tensor, initial: torch.Tensor | None, last: torch.Tensor, before: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Compute the states between chunks, and write the last one to `last`; by one kernel where blocks fill the GPU.
+
+        With the states `before` chunks, in reverse: gradients of states, and parts of their sums for `step_gradients`.
+        """
+        reverse = before is not None
+        sizes = Carried(self.batch, self.heads, self.head_dim, self.states)
+        spec = replace(self.plain, reverse=reverse, initial=None if initial is None else initial.dtype)
+        config = self.config if self.config.carried else carry_config_for(self.config, spec, sizes, self.machine)
+        rows, columns = PASSED if config is None else (config.head_tile, config.state_tile)
+        parts = -(-self.head_dim // rows) * -(-self.states // columns)
+        ends = [self.empty(self.batch, self.heads, self.chunks + 1, parts)] if reverse else []
+        more = [] if before is None else [before, *ends]
+        if config is None:
+            return [self.passed(self.own_states(values, reverse), initial, last, more, reverse), *ends]
+        states = self.empty(self.batch, self.chunks + 1, self.heads, self.head_dim, self.states, dtype=self.x.dtype)
+        given = [*self.marks, *([] if initial is None else [initial]), *more]
+        keys = self.C if reverse else self.B
+        self.run(carry_states, spec, values, keys, self.steps, self.decays, *given, states, last, config=config)
+        return [states, *ends]
+
     def sum_heads(self, spec: Spec, operands: tuple[Any, ...], out: torch.Tensor) -> None:
         """Launch `group_scan`; several blocks add up the heads of a large group, and their sums are added up behind."""
         parts = -(-(self.heads // self.groups) // GROUP_HEADS)
@@ -699,7 +731,7 @@ def ssd_chunk_scan(
         operands = scan.x, scan.B, scan.C, scan.steps, scan.decays, *scan.skip(), *initial
         scan.run(whole_scan, spec, *operands, out, final_states)
         return True
-    before = scan.passed(scan.own_states(scan.x), args.initial_states, final_states)
+    (before,) = scan.between(scan.x, args.initial_states, final_states)
     operands = scan.scores(), scan.x, scan.C, scan.steps, scan.decays, before, *scan.marks
     scan.outputs(spec, *operands, *scan.skip(), *z, out)
     return True
@@ -721,12 +753,9 @@ def ssd_chunk_scan_backward(
     batch, heads, chunks, head_dim = scan.batch, scan.heads, scan.chunks, scan.head_dim
     tiles_p, row_tiles = -(-head_dim // scan.config.head_tile), scan.padded // scan.config.rows
     last = scan.empty(batch, heads, head_dim, scan.states)
-    before = scan.passed(scan.own_states(scan.x), args.initial_states, last)
-    ends = scan.empty(batch, heads, chunks + 1, -(-head_dim // PASSED[0]) * -(-scan.states // PASSED[1]))
+    (before,) = scan.between(scan.x, args.initial_states, last)
     of_initial = last if args.initial_states is None or dinitial.dtype != scan.compute else dinitial
-    behind = scan.passed(
-        scan.own_states(grad, reverse=True), args.grad_states, of_initial, (before, ends), reverse=True
-    )
+    behind, ends = scan.between(grad, args.grad_states, of_initial, before)
     if args.initial_states is not None and of_initial is not dinitial:
         dinitial.copy_(last)
     outputs, to_states, inputs = (scan.empty(batch, heads, tiles_p, scan.padded) for _ in range(3))

@@ -20,8 +20,9 @@ class Config:
     """A tiling: chunks of `chunk` times. A block computes `rows` of them and loops over the others by `step`.
 
     A tile has `head_tile` columns of P and `state_tile` columns of N. States of `pass_stages` chunks are on their way
-    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk. A block with
-    several `heads`, one after the other, loads states of `head_stages` of them ahead.
+    while they are passed on. With `whole` the forward is one kernel, whose blocks go from chunk to chunk. One kernel
+    has the states between chunks with `carried`. A block with several `heads`, one after the other, loads states of
+    `head_stages` of them ahead.
     """
 
     chunk: int = 64
@@ -38,6 +39,7 @@ class Config:
     blocks: int = 1
     staged: bool = False
     whole: bool = False
+    carried: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,20 @@ def step_size(spec: Spec, dt: Any, bias: Any, low: Any, high: Any) -> Any:
         small = T.exp(raw)
         value = T.if_then_else(raw < -10.0, small * (1.0 - 0.5 * small), value)
     return T.min(T.max(value, low), high), value, raw
+
+
+@T.macro
+def add_weighed(spec: Any, state: Any, weighed: Any, value_tile: Any, key_tile: Any, factors: Any, start: int) -> None:
+    """Add a tile's values, weighed by factors from `start` on, times its keys to a state.
+
+    Values are weighed in registers, from where the product takes them. With two fragments `weighed` by turns, a product
+    runs beside the weights of the next tile.
+    """
+    values = T.alloc_fragment(tuple(reversed(weighed.shape)), spec.dtype)
+    T.copy(value_tile, values)
+    for i, j in T.Parallel(*weighed.shape):
+        weighed[i, j] = T.cast(T.cast(values[j, i], spec.compute) * factors[start + j], spec.dtype)
+    T.gemm(weighed, key_tile, state)
 
 
 class Sizes:
