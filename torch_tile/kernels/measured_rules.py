@@ -119,7 +119,7 @@ RULES = (
     Rule("dequant.two_blocks", "has_wgmma", (("coded", "==", 1), ("rows", "<=", 16), ("group", ">=", 64),
          ("k", ">=", 8192), ("tiles_per_sm", ">=", 3 / 5), ("products", "==", 1)), True, _COPIED),
     # Slices of K in the places of rows, for one row of a. Of 2^28 weights the kernel for few rows is as fast.
-    Rule("dequant.slices", "has_wgmma", (("weights", "<=", 1 << 27), ("coded", "==", 0)), True, _SLICED),
+    Rule("dequant.slices", "has_wgmma", (("weights", "<=", 1 << 27),), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
          0.48, _FLOAT8),

@@ -21,8 +21,6 @@ SCHEMES = {
     "uint4": Scheme(U8, 4, group=128, offset=8, scale=BF16),
     "uint4 with zeros": Scheme(U8, 4, high_first=True, group=128, zero=U8, scale=HALF, a=HALF),
     "zeros of bfloat16": Scheme(U8, 4, group=64, zero=BF16, scale=BF16),
-    "nf4": Scheme(U8, 4, high_first=True, group=64, format="nf4", a=HALF),
-    "e2m1": Scheme(U8, 4, group=128, scale=BF16, format="e2m1"),
 }
 
 

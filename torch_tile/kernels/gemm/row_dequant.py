@@ -10,6 +10,7 @@ May assume what `dequant.prepare` describes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,37 +20,114 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, round_up, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Tile
-from torch_tile.kernels.gemm.formats import TABLE, pairs_of
-from torch_tile.kernels.gemm.packed import Piece, Problem, Spec, finish, weight
+from torch_tile.kernels.gemm.packed import SIGNS, Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
 SLICES = 8  # columns of the smallest product of tensor cores
+FIELDS = 8  # of a word
+COLUMNS = 4 * FIELDS  # of a word of each lane that shares a row
+LINE = SLICES * COLUMNS + 16  # numbers in a line of the row, padded: neighbours of a column lie in other banks
+HELD = 32  # numbers of the row that a thread has in registers at once
+# Exponents as float32 has them: of a number and its factor together, of a factor and of what takes it back together,
+# and of the largest factor.
+LIFTED, BACK, MOST = 268, 278, 253
 
 
 @dataclass(frozen=True)
-class Group:
-    """The `width` columns of a slice that share a scale, in the order in which tensor cores take them.
+class Order:
+    """The order in which lanes take the `width` columns of a slice that share a scale.
 
     Sums have no order. Four lanes share a row of an operand of mma.sync. Each takes a quarter of the columns, so that
-    it widens whole words. Lane l holds slots 2 l, 2 l + 1, 2 l + 8 and 2 l + 9 of 16.
+    it takes whole words. Lane l holds slots 2 l, 2 l + 1, 2 l + 8 and 2 l + 9 of 16. Both of a pair are the same field
+    of the halves of a word. A product takes the lower fields of a word's bytes, the next product the upper ones.
     """
 
     width: int
+    high_first: bool
 
-    def column(self, slot: Any) -> Any:
-        """Return the column of a slot."""
-        return slot % 8 // 2 * (self.width // 4) + slot // 8 * 2 + slot % 2
+    @property
+    def words(self) -> int:
+        """Number of a lane's words."""
+        return self.width // COLUMNS
 
-    def word(self, slot: Any, fields: int) -> Any:
-        """Return the word that holds the column of a slot."""
-        each = self.width // (4 * fields)  # words of a lane
-        return slot % 8 // 2 * each + (slot // (4 * fields) if each > 1 else 0)
+    def field(self, slot: Any) -> tuple[Any, Any, Any]:
+        """Return the word of a slot, its field there, and the half that has it."""
+        return slot % 8 // 2 * self.words + slot // COLUMNS, slot // 8 % 2 * 2 + slot // 16 % 2, slot % 2
 
-    def field(self, slot: Any) -> Any:
-        """Return a column whose field lies at the same place of its word as the column of a slot."""
-        return slot // 8 % 4 * 2 + slot % 2
+    def held(self, slot: Any) -> tuple[Any, Any]:
+        """Return where `hold` puts the number of a slot: the word of its lane, and the place there."""
+        return slot // COLUMNS, slot % 8 // 2 * FIELDS + slot // 16 % 2 * 4 + slot // 8 % 2 * 2 + slot % 2
+
+    def place(self, group: Any, s: Any, place: Any) -> tuple[Any, Any]:
+        """Return where the row has a place of a slice's group."""
+        word = place // FIELDS
+        line = group * self.words + word % self.words
+        return line, s * COLUMNS + word // self.words * FIELDS + place % FIELDS
+
+    def column(self, place: Any) -> Any:
+        """Return the column whose number `hold` puts at a place of a word."""
+        upper = place % FIELDS // 4
+        return place // FIELDS * FIELDS + place % 2 * 4 + place // 2 % 2 * 2 + (1 - upper if self.high_first else upper)
+
+
+def power_of_two(exponent: Any) -> Any:
+    """Return the float32 with such an exponent in its bits, in a kernel."""
+    return T.float_from_bits(exponent << 23, 0x7FFFFFFF, 0)
+
+
+def excess(spec: Spec) -> float:
+    """Return what is taken off each field as an unsigned number, besides its zero."""
+    return float(spec.storage.offset + (8 if spec.storage.signed else 0))
+
+
+def words_of_threads(groups: int, width: int, threads: int) -> Any:
+    """Return the layout in which each thread has the numbers that meet a word, of every so many groups."""
+    words = width // FIELDS
+    rows = threads // words
+
+    def place(i: Any, c: Any) -> tuple[Any, Any]:
+        return i % rows * words + c // FIELDS, i // rows * FIELDS + c % FIELDS
+
+    return T.Fragment((groups, width), forward_fn=place)
+
+
+def unsigned(spec: Spec, word: Any) -> Any:
+    """Return a word whose fields are natural numbers: signed ones have their signs turned over."""
+    return word ^ SIGNS if spec.storage.signed else word
+
+
+@T.macro
+def hold(a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, threads: int) -> None:
+    """Keep the row in shared memory in the order of lanes. Each group has a power of two and a sum of its own.
+
+    The power brings the group into the range of float16 without loss: its largest number is 2^14 at least. Fields in
+    upper bits count 16 times, so the numbers that they meet are divided by 16. `powers` take both back. `sums` are
+    those of a group times `factor`. Groups with numbers above 2^117 overflow.
+    """
+    held, width = powers.shape[0] * SLICES, order.width
+    groups = min(held, HELD * threads // width)  # whose numbers are in registers at once
+    for part in T.serial(held // groups):
+        first = part * (groups // SLICES)  # of as many rounds of slices
+        loaded, wide, ordered = (T.alloc_fragment((groups, width), dtype) for dtype in (a.dtype, "float32", "float16"))
+        layout = words_of_threads(groups, width, threads)
+        T.annotate_layout({wide: layout, ordered: layout})
+        most, sum_, power = (T.alloc_fragment((groups,), "float32") for _ in range(3))
+        T.copy(a[first * SLICES, 0], loaded)
+        for i, c in T.Parallel(groups, width):
+            wide[i, c] = loaded[i, c]
+        T.reduce_absmax(wide, most, dim=1)
+        T.reduce_sum(wide, sum_, dim=1)
+        for i, s in T.Parallel(groups // SLICES, SLICES):
+            exponent = T.max(T.min(LIFTED - (T.reinterpret(most[i * SLICES + s], "int32") >> 23), MOST), BACK - 254)
+            power[i * SLICES + s] = power_of_two(exponent)
+            powers[first + i, s] = power_of_two(BACK - exponent)
+            sums[first + i, s] = sum_[i * SLICES + s] * factor
+        for i, c in T.Parallel(groups, width):
+            ordered[i, c] = wide[i, order.column(c)] * (power[i] * T.if_then_else(c % FIELDS < 4, 1.0, 1 / 16))
+        for i, s, c in T.Parallel(groups // SLICES, SLICES, width):
+            row[order.place(first + i, s, c)] = ordered[i * SLICES + s, c]
 
 
 class Fetched:
@@ -85,8 +163,9 @@ class Fetched:
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, row: Any, matrices: Sequence[Any], table: Any, cols: tuple[Any, Any], steps: Any
-) -> Any:
+    config: Config, spec: Spec, row: Any, factors: tuple[Any, Any], matrices: Sequence[Any], cols: tuple[Any, Any],
+    steps: Any,
+) -> Any:  # fmt: skip
     """Compute the products of all pairs of slices of one tile. `cols` are the first rows of its weights, and of those
     of the next tile. The first step of that is loaded beside the last one of this tile.
     """
@@ -96,55 +175,55 @@ def multiply(
         T.clear(product)
         products.append(product)
     for step in T.serial(steps - 1):
-        add_step(config, spec, row, matrices, table, products, step, (cols[0], step + 1))
-    add_step(config, spec, row, matrices, table, products, steps - 1, (cols[1], 0))
+        add_step(config, spec, row, factors, matrices, products, step, (cols[0], step + 1))
+    add_step(config, spec, row, factors, matrices, products, steps - 1, (cols[1], 0))
     return products
 
 
 @T.macro
 def add_step(
-    config: Config, spec: Spec, row: Any, matrices: Sequence[Any], table: Any, products: Sequence[Any], step: Any,
-    following: tuple[Any, Any],
+    config: Config, spec: Spec, row: Any, factors: tuple[Any, Any], matrices: Sequence[Any], products: Sequence[Any],
+    step: Any, following: tuple[Any, Any],
 ) -> None:  # fmt: skip
     """Add the products of a step, and begin to load the `following` one: its weights' first row, and its number."""
-    width = spec.storage.group
+    order = Order(spec.storage.group, spec.storage.high_first)
+    powers, sums = factors
     for number, _ in enumerate(matrices[0].groups):
-        loaded, columns = (T.alloc_fragment((SLICES, width), spec.operand) for _ in range(2))
-        T.copy(row[(step * config.stages + number) * SLICES, 0], loaded)
-        for s, c in T.Parallel(SLICES, width):
-            columns[s, c] = loaded[s, Group(width).column(c)]
+        group = step * config.stages + number
+        loaded = T.alloc_fragment((order.words, SLICES, COLUMNS), row.dtype)
+        columns = T.alloc_fragment((SLICES, order.width), row.dtype)
+        for w, s, c in T.Parallel(*loaded.shape):
+            loaded[w, s, c] = row[group * order.words + w, s * COLUMNS + c]
+        for s, c in T.Parallel(*columns.shape):
+            word, place = order.held(c)
+            columns[s, c] = loaded[word, s, place]
         for matrix, product in zip(matrices, products, strict=True):
             words, scales, zeros = matrix.groups[number]
-            scale, zero = converted(spec, spec.storage.scale, scales), converted(spec, spec.storage.zero, zeros)
-            weights = widened(spec, words, zero, table)
+            scale, zero = kept(spec.storage.scale, scales), kept(spec.storage.zero, zeros)
+            weights = T.alloc_fragment((config.block_n, order.width), row.dtype)
+            for r, c in T.Parallel(*weights.shape):
+                word, *place = order.field(c)
+                weights[r, c] = T.cast(T.nibble_in_place(unsigned(spec, words[r, word]), *place), row.dtype)
             matrix.fetch(number, *following)
             total = T.alloc_fragment(product.shape, "float32")
             T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
             for r, s in T.Parallel(*product.shape):
-                product[r, s] += total[r, s] * T.cast(scale[r, 0], "float32")
+                found = total[r, s] * powers[group, s]
+                if zero is not None:
+                    found = found + sums[group, s] * (T.cast(zero[r, 0], "float32") + excess(spec))
+                elif excess(spec):
+                    found = found + sums[group, s]
+                product[r, s] += found * T.cast(scale[r, 0], "float32")
 
 
 @T.macro
-def widened(spec: Spec, words: Any, zero: Any, table: Any) -> Any:
-    """Unpack the weights of a group of each slice."""
-    width, fields, rows = spec.storage.group, spec.storage.fields, words.shape[0]
-    group, piece = Group(width), Piece(0, width, width)
-    weights = T.alloc_fragment((rows, width), spec.operand)
-    for r, c in T.Parallel(rows, width):
-        weights[r, c] = T.cast(
-            weight(spec, words[r, group.word(c, fields)], group.field(c), r, piece, None, zero, table, c), spec.operand
-        )
-    return weights
-
-
-@T.macro
-def converted(spec: Spec, kind: Any, stored: Any) -> Any:
-    """Convert the scales or zeros of a group of each slice. None if there are none."""
+def kept(kind: Any, stored: Any) -> Any:
+    """Keep the scales or zeros of a group of each slice while the next ones are loaded. None if there are none."""
     if stored is None:
         return None
-    found = T.alloc_fragment(stored.shape, spec.taken(kind))
+    found = T.alloc_fragment(stored.shape, "float32" if kind.power else stored.dtype)
     for r, i in T.Parallel(*stored.shape):
-        found[r, i] = kind.value(stored[r, i], found.dtype) if kind.power else T.cast(stored[r, i], found.dtype)
+        found[r, i] = kind.value(stored[r, i], found.dtype)
     return found
 
 
@@ -166,7 +245,6 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
     ):  # fmt: skip
         with T.Kernel(config.blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(config.resident)
-            table = pairs_of(storage.format, storage.high_first, spec.operand) if storage.coded else None
             start_early()
             bs, scales, zeros, _ = spec.sort(operands)
             nothing = [None] * len(bs)
@@ -176,22 +254,36 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             for matrix in matrices:
                 for number, _ in enumerate(matrix.groups):
                     matrix.fetch(number, block * rows, 0)
-            row = T.alloc_shared((held, storage.group), spec.operand)
-            T.copy(a[0, 0], row)
-            parts = [T.alloc_shared((config.block_n, SLICES), "float32") for _ in matrices]
+            order = Order(storage.group, storage.high_first)
+            row = T.alloc_shared((held // SLICES * order.words, LINE), "float16")
+            T.annotate_layout({row: T.make_linear_layout(row)})
+            factors = [T.alloc_shared((held // SLICES, SLICES), "float32") for _ in range(2)]
+            hold(a, order, row, *factors, -1.0 if storage.zero else -excess(spec), config.threads)
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
                 cols = col, col + config.blocks * rows
                 steps = T.ceildiv(groups, SLICES * config.stages)
-                products = multiply(config, spec, row, matrices, table, cols, steps)
-                for part, product in zip(parts, products, strict=True):
-                    T.copy(product, part)
+                products = multiply(config, spec, row, factors, matrices, cols, steps)
+                sums = [own_slices(product) for product in products]
                 for j in T.Parallel(rows):
                     if col + j < n:
-                        sums = [sum(part[j * SLICES + s, s] for s in range(SLICES)) for part in parts]
-                        out[0, col + j] = finish(spec, sums, operands, 0, col + j)
+                        out[0, col + j] = finish(spec, [sum_[j] for sum_ in sums], operands, 0, col + j)
 
     return row_dequant_gemm
+
+
+@T.macro
+def own_slices(product: Any) -> Any:
+    """Add up the entries of a product where both slices are the same."""
+    rows = product.shape[0] // SLICES
+    own, found, whole = (
+        T.alloc_fragment(shape, "float32") for shape in ((rows, SLICES, SLICES), (rows, SLICES), (rows,))
+    )
+    for j, s, c in T.Parallel(*own.shape):
+        own[j, s, c] = T.if_then_else(s == c, product[j * SLICES + s, c], 0.0)
+    T.reduce_sum(own, found, dim=2)
+    T.reduce_sum(found, whole, dim=1)
+    return whole
 
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
@@ -205,10 +297,12 @@ def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
         and machine.is_gpu
         and problem.aligned
         and storage.words == torch.int32
+        and not storage.coded
         and storage.group >= LEAST_GROUP
+        and storage.group % COLUMNS == 0
         and bool(storage.scale)
         and problem.k % storage.group == 0
-        and verdict("dequant.slices", machine.target, False, weights=weights, coded=problem.coded)
+        and verdict("dequant.slices", machine.target, False, weights=weights)
     )
 
 
@@ -228,8 +322,9 @@ RESIDENT = 2, 3, 1  # blocks of a multiprocessor: four would have no registers f
 
 
 def groups_held(config: Config, groups: int) -> int:
-    """Return how many groups of a row a block holds: all, rounded up to whole steps."""
-    return round_up(groups, SLICES * config.stages)
+    """Return how many groups of a row a block holds: all, rounded up to whole steps, and to what its threads take."""
+    whole = round_up(groups, math.lcm(SLICES * config.stages, config.threads * FIELDS // config.block_k))
+    return round_up(whole, min(whole, HELD * config.threads // config.block_k))
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
@@ -254,8 +349,5 @@ def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> boo
 
 
 def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
-    """Compute the shared memory of the groups of a row, a table, and what lanes add up."""
-    operand = 8 * spec.operand.itemsize
-    tiles = [Tile(held, config.block_k, operand)]
-    tiles += [Tile(config.block_n, SLICES, 32) for _ in spec.storage.transposed]
-    return Footprint((*tiles, Tile(1, TABLE, operand)) if spec.storage.coded else tuple(tiles), bulk)
+    """Compute the shared memory of the groups of a row, and of their powers and sums."""
+    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(2, held, 32)), bulk)
