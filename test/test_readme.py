@@ -30,3 +30,7 @@ def test_examples(page: str, tmp_path: Path) -> None:
 def test_there_are_examples() -> None:
     assert len(EXAMPLES["README"]) >= 4
     assert len(EXAMPLES["writing-kernels"]) >= 3
+
+
+def test_readme_is_a_page() -> None:
+    assert len(PAGES[0].read_text().splitlines()) <= 150

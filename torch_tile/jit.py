@@ -371,7 +371,7 @@ class JITFunction:
         self.out_idx, self.options = out_idx, options or PassOptions()
         self.target: object = spelled(target)  # kernels are found by it
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.signature = _signature(function)
+        self.signature: inspect.Signature = _signature(function)
         self.is_lazy: bool = _returns_prim_func(function)
         if not self.is_lazy:
             self.signature = with_declared_numbers(function, self.signature)
@@ -418,7 +418,7 @@ class JITFunction:
         self.kernels: dict[Any, JITKernel] = {}
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
         self.dynamo_key: str = register_for_dynamo(self)
 

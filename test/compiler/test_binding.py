@@ -39,6 +39,22 @@ def test_sizes_follow_in_any_order():
         sizes(bound, x, torch.zeros(5, 3, dtype=torch.int8))
 
 
+def test_an_error_tells_which_argument_gave_the_size():
+    bound = binding(x=T.Tensor((n, m), "int8"), y=T.Tensor((m, n + 1), "int8"), z=T.Tensor((3,), "int8"))
+    x, y, z = torch.zeros(5, 3, dtype=torch.int8), torch.zeros(3, 6, dtype=torch.int8), torch.zeros(3, dtype=torch.int8)
+    assert sizes(bound, x, y, z) == {"n": 5, "m": 3}
+    told = r"`y` must have size 3 \(m\) in dimension 0, got 4; m is 3 by the size of `x` in dimension 1$"
+    with pytest.raises(LaunchError, match=told):
+        sizes(bound, x, torch.zeros(4, 6, dtype=torch.int8), z)
+    with pytest.raises(LaunchError, match=r"in dimension 1, got 9; n is 5 by the size of `x` in dimension 0$"):
+        sizes(bound, x, torch.zeros(3, 9, dtype=torch.int8), z)
+    with pytest.raises(LaunchError, match=r"`z` must have size 3 in dimension 0, got 4$"):
+        sizes(bound, x, y, torch.zeros(4, dtype=torch.int8))
+    strided = binding(x=T.StridedTensor((n, m), (s, 1), "int8"), y=T.StridedTensor((n, m), (s, 1), "int8"))
+    with pytest.raises(LaunchError, match=r"got 7; s is 9 by the stride of `x` in dimension 0$"):
+        sizes(strided, *(torch.zeros(2, k, dtype=torch.int8)[:, :3] for k in (9, 7)))
+
+
 def test_rounded_sizes_tell_nothing():
     """One group may stand for one to four elements."""
     bound = binding(x=T.Tensor((T.ceildiv(n, 4),), "int8"), y=T.Tensor((n,), "int8"))

@@ -3,12 +3,14 @@
 
 import copy
 import re
+from itertools import combinations
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-import torch_tile  # noqa: F401
+import torch_tile
+from torch_tile.diagnostics.arguments import renames
 from torch_tile.ops.registration import SCHEMAS
 
 SAMPLES_OF_EACH = 2  # the last ones, which have most arguments
@@ -68,6 +70,61 @@ def test_tensors_on_another_device_are_refused(op, samples, seed):
             with pytest.raises((RuntimeError, TypeError, ValueError), match=r"is on|device|meta") as problem:
                 results(op, bad)
             assert_named(op, place, problem.value)
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_two_tensors_in_each_others_place(op, samples, seed):
+    """A note names the pair, if the operator refuses it and one exchange alone is taken."""
+    args = samples(op, seed, torch.float32)[-1]
+    schema = getattr(torch.ops.tile, op).default._schema.arguments
+    tensors = [n for n, m in places(args) if m is None]
+    for a, b in combinations(tensors, 2):
+        bad = changed(changed(args, (a, None), args[b]), (b, None), args[a])
+        try:
+            results(op, bad)
+        except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+            notes = [note for note in getattr(problem, "__notes__", ()) if "exchange" in note]
+            pair = f"{schema[a].name} and {schema[b].name} fit in each other's place: exchange them"
+            assert notes in ([pair], []), (notes, problem)
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "pair"),
+    [
+        ("cross_entropy", lambda: (torch.tensor([1, 2]), torch.randn(2, 5)), "logits and target"),
+        ("rms_norm", lambda: (torch.randn(64), torch.randn(5, 64)), "x and weight"),
+        ("linear", lambda: (torch.randn(5, 64), torch.randn(32), torch.randn(32, 64)), "weight and bias"),
+        ("cross_entropy", lambda: (torch.randn(2, 5), torch.rand(2, 5)), None),
+        ("cross_entropy", lambda: (torch.randn(2, 5), torch.tensor([1, 7])), None),
+        ("linear", lambda: (torch.randn(5, 64), torch.randn(32, 64, device="meta")), None),
+    ],
+)
+@pytest.mark.parametrize("way", ["torch.ops.tile", "torch_tile.ops"])
+def test_exchanges_that_are_told(op, given, pair, way):
+    call = getattr(torch.ops.tile if way == "torch.ops.tile" else torch_tile.ops, op)
+    with pytest.raises((RuntimeError, TypeError, IndexError)) as told:
+        call(*given())
+    notes = getattr(told.value, "__notes__", [])
+    assert notes == ([] if pair is None else [f"{pair} fit in each other's place: exchange them"])
+
+
+def test_functions_take_the_notes_along_under_their_own_names():
+    @renames("dot", weight="w")
+    def dot(x, w, bias=None):
+        return torch.ops.tile.linear(x, w, bias)
+
+    with pytest.raises(RuntimeError, match="dot: w has 1 dimensions") as told:
+        dot(torch.randn(5, 64), torch.randn(32), torch.randn(32, 64))
+    assert told.value.__notes__ == ["w and bias fit in each other's place: exchange them"]
+
+
+@pytest.mark.parametrize("op", ["mla_decode", "mla_decode_lse", "mla_sparse"])
+def test_latents_joined_with_their_rotary_part(op):
+    q, rest = torch.randn(2, 1, 4, 48), (torch.randn(2, 1, 4, 16), torch.randn(2, 9, 32), torch.randn(2, 9, 16))
+    places = (torch.zeros(2, 1, 8, dtype=torch.int32),) if op == "mla_sparse" else ()
+    expected = r"expected 32: give q\[\.\.\., :32\] as q and q\[\.\.\., 32:\] as q_pe"
+    with pytest.raises(RuntimeError, match=rf"tile.{'mla_decode' if 'lse' in op else op}: q has size 48.*{expected}"):
+        getattr(torch.ops.tile, op)(q, *rest, *places)
 
 
 DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes, which other strides would take apart

@@ -110,7 +110,7 @@ class AutotunedFunction:
             self.names[each] if isinstance(each, int) else each for each in do_not_specialize
         )
         self.found: dict[Any, tuple[JITFunction, Config, Any]] = {}
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the fastest kernel for these arguments (lazy style), or run it on these tensors (eager style).

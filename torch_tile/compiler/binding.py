@@ -266,7 +266,7 @@ def _settle(facts: Sequence[Fact], sizes: Sizes, sources: list[Fact], only_learn
         rest = []
         for fact in pending:
             known = len(sizes)
-            if not _use(fact, sizes, only_learn):
+            if not _use(fact, sizes, sources, only_learn):
                 rest.append(fact)
             elif len(sizes) > known:
                 sources.append(fact)
@@ -276,7 +276,7 @@ def _settle(facts: Sequence[Fact], sizes: Sizes, sources: list[Fact], only_learn
     return pending
 
 
-def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
+def _use(fact: Fact, sizes: Sizes, sources: Sequence[Fact], only_learn: bool) -> bool:
     """Compare a fact without unknowns, or solve one with a single unknown; return False if the fact must wait."""
     wanted, actual = fact.wanted, fact.actual
     if isinstance(wanted, Var) and wanted not in sizes:
@@ -294,8 +294,20 @@ def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
         text = "" if isinstance(wanted, Const) else f" ({wanted!r})"
         raise LaunchError(
             f"argument `{fact.name}` must have {what} {number}{text} in dimension {fact.dim}, got {actual}"
+            + _learnt_from(wanted, sizes, sources)
         )
     return True
+
+
+def _learnt_from(wanted: Expr, sizes: Sizes, sources: Sequence[Fact]) -> str:
+    """Return which argument gave each size in an expression, to end an error: the mistake may lie there."""
+    told = [
+        f"{fact.wanted.name} is {sizes[fact.wanted]} by the {'stride' if fact.is_stride else 'size'} of `{fact.name}` "
+        f"in dimension {fact.dim}"
+        for fact in sources
+        if isinstance(fact.wanted, Var) and any(node is fact.wanted for node in walk(wanted))
+    ]
+    return f"; {', '.join(told)}" if told else ""
 
 
 def _solution(wanted: Expr, var: Var, actual: int, sizes: Sizes) -> int | None:

@@ -191,10 +191,12 @@ class WorkCounter:
     """Walk a kernel's body and sum up the work, each part times its number of runs."""
 
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
-        self.work, self.values, self.target = Work(), values, target
+        self.work: Work = Work()
+        self.values: dict[Var, Scalar] = values
+        self.target: Target = target
         self.warps: int = max(1, math.prod(kernel.threads) // 32)
         self.shared: IdMap[Buffer, int] = IdMap()  # bytes of each tile
-        self.held = 0  # bytes of the tiles that a loop fills, all versions of them
+        self.held: int = 0  # bytes of the tiles that a loop fills, all versions of them
 
     def visit(self, node: Node, times: float) -> None:
         """Count `node`, which runs `times` times."""

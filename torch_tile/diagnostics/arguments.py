@@ -101,11 +101,12 @@ def explained(
     function: Callable[P, R],
     described: Callable[[], Callable[..., Any]],
     check: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+    remark: Callable[[tuple[Any, ...], dict[str, Any]], str] | None = None,
 ) -> Callable[P, R]:
     """Wrap a function: a failed call names the argument that does not fit the signature of `described()`.
 
-    The function's own error stays if it is a TileError, or if all arguments fit. `check` raises before the call;
-    Dynamo traces it with the function, and nothing else.
+    The function's own error stays if it is a TileError, or if all arguments fit; `remark` may add a note to it. `check`
+    raises before the call; Dynamo traces it with the function, and nothing else.
     """
     from torch.compiler import is_dynamo_compiling  # not before: `import torch_tile` needs none of it
 
@@ -122,6 +123,8 @@ def explained(
             if problem is None:
                 if function.__name__ == "forward":  # an operator's error names the operator's arguments
                     failed.add_note(_layer_call(args, named))
+                if remark is not None and (note := remark(args, named)):
+                    failed.add_note(note)
                 raise
             raise problem from failed  # maybe of another cause: torch takes some values that annotations do not name
 
@@ -170,7 +173,10 @@ def renames(owner: str = "", **names: str) -> Callable[[Callable[P, R]], Callabl
                 called, _, said = str(problem).partition(": ")
                 if not called.startswith("tile.") and called not in _RENAMING - {name}:
                     raise
-                raise type(problem)(f"{name}: {places.sub(renamed, said)}") from None
+                told = type(problem)(f"{name}: {places.sub(renamed, said)}")
+                for note in getattr(problem, "__notes__", ()):
+                    told.add_note(places.sub(renamed, note))
+                raise told from None
 
         setattr(call, OWNER, name)
         return call

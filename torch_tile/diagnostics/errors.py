@@ -97,7 +97,7 @@ class TileError(ValueError):
         return super().__new__(TileTypeError if cls is TileError and is_type_error else cls, *diagnostics)
 
     def __init__(self, *diagnostics: Diagnostic):
-        self.diagnostics = diagnostics
+        self.diagnostics: tuple[Diagnostic, ...] = diagnostics
         super().__init__("\n" + "\n".join(d.render() for d in diagnostics))
 
     def add_places(self, notes: Iterable[tuple[Span | None, str]]) -> None:

@@ -119,7 +119,7 @@ class Found:
     __slots__ = ("parts",)
 
     def __init__(self, parts: Hashable):
-        self.parts = parts
+        self.parts: Hashable = parts
 
 
 def is_dead(key: Any) -> bool:
@@ -293,7 +293,8 @@ class Version:
     """Tells apart what `look` finds at one time and another. It makes keys only where it finds other objects."""
 
     def __init__(self, of: FunctionType | type, look: Callable[[], Collection[Any]]):
-        self.of, self.look = of, look
+        self.of: FunctionType | type = of
+        self.look: Callable[[], Collection[Any]] = look
         self.found: dict[Hashable, Found] = {}  # one for each key of what was found
         self.last: tuple[list[Callable[[], bool]], Found | None] = [lambda: False], None
 
@@ -321,8 +322,8 @@ class Attributes(Version):
 
     def __init__(self, of: type):
         super().__init__(of, self.names_and_values)
-        self.classes = [each for each in reversed(of.__mro__) if not is_constant(each)]
-        self.slots = [name for name, each in self.kept().items() if isinstance(each, MemberDescriptorType)]
+        self.classes: list[type] = [each for each in reversed(of.__mro__) if not is_constant(each)]
+        self.slots: list[str] = [name for name, each in self.kept().items() if isinstance(each, MemberDescriptorType)]
 
     def kept(self) -> dict[str, Any]:
         """Return the attributes as classes keep them: functions, not methods."""
@@ -342,7 +343,7 @@ class Outside(Version):
 
     def __init__(self, function: FunctionType):
         super().__init__(function, self.values)
-        self.function = function
+        self.function: FunctionType = function
         self.globals: dict[str, Any] = function.__globals__
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}  # that annotations name

@@ -46,7 +46,9 @@ class PrimFunc:
     __name__: str
 
     def __init__(self, function: FunctionType, program: Program, compile_flags: Iterable[str] = ()):
-        self.function, self.program, self.compile_flags = function, program, tuple(compile_flags)
+        self.function: FunctionType = function
+        self.program = program
+        self.compile_flags: tuple[str, ...] = tuple(compile_flags)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def __repr__(self) -> str:

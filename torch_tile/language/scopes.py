@@ -62,7 +62,7 @@ class Kernel:
             fix = "give the threads of a block by name: T.Kernel(x, y, z, threads=128)"
             want = "at most three sizes"
             raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(blocks)[:60], fix=fix)
-        self.grid = grid_of(blocks or (1,))
+        self.grid: tuple[Expr, ...] = grid_of(blocks or (1,))
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))

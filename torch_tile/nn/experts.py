@@ -152,8 +152,12 @@ class QuantizedExperts(Frozen):
             self.register_buffer(name, tensor)
         for name, bias in (("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
             self.register_parameter(name, None if bias is None else nn.Parameter(bias, bias.requires_grad))
-        self.gate, self.interleaved, self.format = gate, interleaved, format
-        self.bits, self.high_first, self.offset = bits, high_first, offset
+        self.gate: Gate = gate
+        self.interleaved: bool = interleaved
+        self.format: str = format
+        self.bits: int = bits
+        self.high_first: bool = high_first
+        self.offset: int = offset
 
     @explains_misfits
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

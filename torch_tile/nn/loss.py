@@ -82,8 +82,11 @@ class LinearCrossEntropyLoss(nn.Linear):
     ) -> None:
         super().__init__(in_features, num_classes, bias, device, dtype)
         check_reduction("LinearCrossEntropyLoss", reduction)
-        self.ignore_index, self.reduction = ignore_index, reduction
-        self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
+        self.ignore_index: int = ignore_index
+        self.reduction: str = reduction
+        self.label_smoothing: float = label_smoothing
+        self.z_loss: float = z_loss
+        self.softcap: float | None = softcap
 
     @explains_misfits
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

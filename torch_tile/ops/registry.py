@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -239,7 +240,8 @@ _KEPT = (bool, list, tuple, torch.dtype)
 
 def checked(operator: Operator, form: Callable[P, R]) -> Callable[P, R]:
     """Wrap an operator's Python form: refuse arguments that torch would silently take as another kind."""
-    return explained(form, lambda: form, _check_kinds(operator, list(inspect.signature(form).parameters)))
+    names = list(inspect.signature(form).parameters)
+    return explained(form, lambda: form, _check_kinds(operator, names), _exchange(operator, names))
 
 
 def checked_op(operator: Operator, op: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,7 +254,40 @@ def checked_op(operator: Operator, op: Callable[..., Any]) -> Callable[..., Any]
         own.__signature__ = _signature(operator.args, object)  # type: ignore[attr-defined]
         return own
 
-    return explained(op, described, _check_kinds(operator, list(hints_of(operator.args))))
+    names = list(hints_of(operator.args))
+    return explained(op, described, _check_kinds(operator, names), _exchange(operator, names))
+
+
+def _exchange(operator: Operator, names: Sequence[str]) -> Callable[[Sequence[Any], dict[str, Any]], str]:
+    """Make the remark on a refused call: which two tensors fit in each other's place, "" if no pair does, or several.
+
+    The operator's own checks decide, on tensors without memory.
+    """
+
+    def fits(given: dict[str, Any]) -> bool:
+        with suppress(Exception):
+            operator.fake(operator.args(**{name: _without_memory(value) for name, value in given.items()}))
+            return True
+        return False
+
+    def remark(args: Sequence[Any], named: dict[str, Any]) -> str:
+        given = {**dict(zip(names, args, strict=False)), **named}
+        if fits(given):  # what is wrong are values or devices
+            return ""
+        tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+        pairs = [(a, b) for a, b in combinations(tensors, 2) if fits({**given, a: given[b], b: given[a]})]
+        return "{} and {} fit in each other's place: exchange them".format(*pairs[0]) if len(pairs) == 1 else ""
+
+    return remark
+
+
+def _without_memory(value: Any) -> Any:
+    """Return a tensor of the same form on the meta device; also for each of a list."""
+    if isinstance(value, list | tuple):
+        return [_without_memory(each) for each in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _check_kinds(operator: Operator, names: Sequence[str]) -> Callable[[Sequence[Any], dict[str, Any]], None]:

@@ -6,6 +6,7 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Generic, NamedTuple
 
 import torch
@@ -60,6 +61,22 @@ def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:
     )
 
 
+def check_parts(op: str, q: Tensor, q_pe: Tensor, keys: Sequence[Tensor]) -> None:
+    """Check that queries and their rotary part have four dimensions. Latents that are joined with that part get a hint.
+
+    keys: the latents and the rotary part of a cache that keeps them apart; () for another cache.
+    """
+    columns = q.shape[-1] if q.dim() == 4 else 0
+    sizes = [x.shape[-1] if x.dim() > 0 else 0 for x in keys]
+    if all(isinstance(n, int) for n in (columns, *sizes)) and sizes[:1] < [columns] == [sum(sizes)]:
+        raise RuntimeError(
+            f"tile.{op}: q has size {columns} in dimension 3, as kv and k_pe together; "
+            f"expected {sizes[0]}: give q[..., :{sizes[0]}] as q and q[..., {sizes[0]}:] as q_pe"
+        )
+    checks.check_dims(op, "q", q, 4, "[B, Sq, H, C]")
+    checks.check_dims(op, "q_pe", q_pe, 4, "[B, Sq, H, R]")
+
+
 def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.mla_decode` and make its empty results."""
     q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
@@ -67,8 +84,7 @@ def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
     checks.check_floating("mla_decode", **tensors)
     checks.check_same_dtype("mla_decode", **tensors)
     cache = "[B, S, {}]" if block_table is None else "[pages, page, {}]"
-    checks.check_dims("mla_decode", "q", q, 4, "[B, Sq, H, C]")
-    checks.check_dims("mla_decode", "q_pe", q_pe, 4, "[B, Sq, H, R]")
+    check_parts("mla_decode", q, q_pe, (kv, k_pe))
     checks.check_dims("mla_decode", "kv", kv, 3, cache.format("C"))
     checks.check_dims("mla_decode", "k_pe", k_pe, 3, cache.format("R"))
     checks.check_sizes("mla_decode", "q_pe", q_pe, q.shape[:3], "as q")

@@ -14,6 +14,7 @@ from torch_tile.kernels.mla.args import MlaDecodeFp8Args, MlaSparseArgs
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages
 from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.families.mla_decode import check_parts
 from torch_tile.ops.recomputed import by_autograd, no_gradient
 from torch_tile.ops.registration import declare
 from torch_tile.ops.registry import Shape, documented, in_torch
@@ -28,8 +29,7 @@ def _check_queries(op: str, args: MlaDecodeFp8Args[Tensor] | MlaSparseArgs[Tenso
     q, q_pe = args.q, args.q_pe
     checks.check_floating(op, q=q, q_pe=q_pe)
     checks.check_same_dtype(op, q=q, q_pe=q_pe)
-    checks.check_dims(op, "q", q, 4, "[B, Sq, H, C]")
-    checks.check_dims(op, "q_pe", q_pe, 4, "[B, Sq, H, R]")
+    check_parts(op, q, q_pe, (args.kv, args.k_pe) if isinstance(args, MlaSparseArgs) else ())
     checks.check_sizes(op, "q_pe", q_pe, q.shape[:3], "as q")
     for name, x, dims, meaning in (
         ("block_table", args.block_table, 2, "[B, n]"),

@@ -41,7 +41,7 @@ class Threads:
         self.count, self.of_block, self.blocks, self.block = count, -(-count // unit) * unit, blocks, 0
         self.lanes: int = blocks * self.of_block
         self.findings = findings
-        self.ids = np.arange(self.lanes)
+        self.ids: Array = np.arange(self.lanes)
         self.everyone: Array | None = None if count == self.lanes else self.ids % self.of_block < count
         self.mask: Array | None = self.everyone
 
