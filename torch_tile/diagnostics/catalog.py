@@ -137,7 +137,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop], with a positive step in T.copy and T.fill only"),
     "region_as_value": (
-        "the region `{region}` is used as a value",
+        "the {kind} `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
         "T.reduce_sum and the like fold them; `X.shape[0]` is a size",
     ),

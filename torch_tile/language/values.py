@@ -12,7 +12,7 @@ from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
 from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
+from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps, used_as_value
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
     Const,
@@ -124,12 +124,12 @@ class Handle(NotAValue):
             tracer("an assignment").emit(Fill.build(place, value))
 
     def __iter__(self) -> Any:
-        raise error("region_as_value", None, region=repr(self))
+        raise used_as_value(self)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are one buffer. Refuse a comparison with a number: False would drop a branch."""
         if is_number(other) or isinstance(other, Expr):
-            raise error("region_as_value", None, region=repr(self))
+            raise used_as_value(self)
         return self is other
 
     __hash__: ClassVar[Callable[..., int]] = object.__hash__
@@ -350,7 +350,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     In files written for TileLang, which cuts such values off, it is a warning.
     """
     if isinstance(value, Region | Handle):
-        raise error("region_as_value", None, region=repr(value))
+        raise used_as_value(value)
     if value is None:
         fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
