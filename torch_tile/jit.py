@@ -19,20 +19,20 @@ import pickle
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from torch_tile.compiler.binding import Sizes, not_a_tensor
+from torch_tile.compiler.binding import not_a_tensor
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.garbage import collector_paused
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target, spelled
 from torch_tile.intrinsics import foreign
@@ -40,7 +40,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call
 from torch_tile.ir.fixed_sizes import fix_sizes, sizes_of_tiles
 from torch_tile.ir.node import find
-from torch_tile.ir.stmt import Alloc, Kernel, Program, dimensions
+from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel, RefusingKernel, SizedKernel
 from torch_tile.language.kernel_calls import MODELS, bind, check_function, given_tensors
 from torch_tile.language.outside import Outside, exact_key, forget_dead, readers
@@ -61,7 +61,7 @@ from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
-from torch_tile.tileop.results import unwritten_results, writes_nothing
+from torch_tile.tileop.results import unused_parameters, unwritten_results, writes_nothing
 from torch_tile.tolerance import tolerant
 from torch_tile.user_op import (
     assume_constant_result,
@@ -109,24 +109,9 @@ def compile_program(
             raise
         compiled = partial(step, out_idx=out_idx, build=build)
         return (_compile_cleared if tolerant() else _compile_to_refuse)(problem, compiled, program)
-    for each in () if out_idx else writes_nothing(program):
-        warnings.warn(each.render().removeprefix("error"), stacklevel=2)
+    if not out_idx:
+        warn_of(writes_nothing(program))
     return made
-
-
-def watch_of_sizes(program: Program, out_idx: Sequence[int]) -> Callable[[Sizes], None] | None:
-    """Return what warns of the sizes of the first calls; None where sizes decide nothing, and for our own kernels."""
-    spans = [kernel.span for kernel in program.kernels]
-    if not (out_idx or dimensions(program)) or any(span is None or span.file.startswith(_PACKAGE) for span in spans):
-        return None
-
-    @cache
-    def watch() -> Callable[[Sizes], None]:
-        from torch_tile.lowering.common.check_sizes import SizeCheck  # not before: passes take time to import
-
-        return SizeCheck(program, out_idx)
-
-    return lambda sizes: watch()(sizes)
 
 
 def _sized(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -145,7 +130,7 @@ def _compile_cleared(problem: TileError, step: Callable[[Program], JITKernel], p
     from torch_tile.lowering.common.unwritten import cleared
 
     kernel = step(cleared(program))
-    warnings.warn(f"{problem}\nThe kernel {program.name} runs, and what nothing wrote begins at 0.", stacklevel=2)
+    _warn_of_problem(problem, f"{program.name} runs, and what nothing wrote begins at 0")
     return kernel
 
 
@@ -157,8 +142,13 @@ def _compile_to_refuse(problem: TileError, step: Callable[[Program], JITKernel],
         kernel = RefusingKernel(step(cleared(program)), problem)
     except (TileError, InternalError):
         raise problem from None
-    warnings.warn(f"{problem}\nThe kernel {program.name} compiles, but its calls raise this error.", stacklevel=2)
+    _warn_of_problem(problem, f"{program.name} compiles, but its calls raise this error")
     return kernel
+
+
+def _warn_of_problem(problem: TileError, rest: str) -> None:
+    """Warn of the findings of an error, each with what becomes of the kernel."""
+    warn_of(replace(each, message=f"{each.message}; {rest}") for each in problem.diagnostics)
 
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
@@ -171,7 +161,6 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
         library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
     launcher = Launcher(program, entry, source.asserts, out_idx, library)  # checks and calls: runtime/launch.py
-    launcher.watch = watch_of_sizes(program, out_idx)
     return JITKernel(program, lowered, source.text, launcher, build)
 
 
@@ -194,7 +183,6 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     if build.options.strict:
         refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
-    launcher.watch = watch_of_sizes(program, out_idx)
     return JITKernel(program, lowered, text, launcher, build, cubin)
 
 
@@ -240,20 +228,19 @@ def _too_large(kernel: Kernel) -> str:
 
 
 def warn_of_paths(program: Program) -> None:
-    """Log a warning for each tile that may be read where nothing was written; whether it is depends on the call."""
+    """Warn of each tile that may be read where nothing was written; whether it is depends on the call."""
     from torch_tile.lowering.common.perhaps_unwritten import perhaps_unwritten
 
-    for found in perhaps_unwritten(program):
-        logging.getLogger("torch_tile").warning("%s", found.render().removeprefix("error"))
+    warn_of(perhaps_unwritten(program))
 
 
 def warn_of_results(program: Program, out_idx: Sequence[int], strict: bool) -> None:
-    """Warn of results that no statement writes; with `strict` raise a TileError."""
+    """Warn of unwritten results and unused parameters; with `strict` raise a TileError for the results."""
     found = unwritten_results(program, out_idx)
     if found and strict:
         raise TileError(*found)
-    for each in found:
-        warnings.warn(each.render().removeprefix("error"), stacklevel=3)
+    is_ours = any(kernel.span is not None and kernel.span.file.startswith(_PACKAGE) for kernel in program.kernels)
+    warn_of([*found, *(() if is_ours else unused_parameters(program, out_idx))])
 
 
 def warn_of_threads(program: Program) -> None:
@@ -262,8 +249,7 @@ def warn_of_threads(program: Program) -> None:
         if (count := math.prod(kernel.threads)) > MOST_THREADS:
             fix = f"give threads=... at most {MOST_THREADS}: each takes more elements of a tile"
             what = f"a block of {count} threads"
-            found = diagnose("unsupported_on_target", kernel.span, what=what, target="any GPU", fix=fix)
-            warnings.warn(found.render().removeprefix("error"), stacklevel=3)
+            warn_of([diagnose("unsupported_on_target", kernel.span, what=what, target="any GPU", fix=fix)])
 
 
 def refuse_slow(build: Build) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.context import Build, Schedule
+from torch_tile.compiler.size_check import SizeCheck
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import LaunchError, TileError
 from torch_tile.diagnostics.spelling import missing_attribute
@@ -84,6 +85,7 @@ class JITKernel(metaclass=Compiled):
         self.program, self.source = program, source
         self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
+        launcher.watch = SizeCheck(program, launcher.out_idx)
         self.config = self.latency = self.ref_latency = None
         self.__name__: str = program.name
         self.run = self._first_call

@@ -119,6 +119,15 @@ def out_of_bounds_when_run():
 def unsupported_on_target():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _, T.ws(0):  # here
+            A[0] = 1.0
+
+    tilelang.compile(kernel, target="cpu")
+
+
+def not_in_parallel():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1) as _:
             tile = T.alloc_shared((8,), "float32")
             for i in T.Parallel(8):
@@ -316,7 +325,8 @@ CASES = {
     barrier_as_value: ("barrier_as_tile", "full[0]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
-    unsupported_on_target: ("unsupported_on_target", "break"),
+    unsupported_on_target: ("unsupported_on_target", "T.ws(0)"),
+    not_in_parallel: ("not_in_parallel", "break"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),
     no_config: ("no_config", None),
     device_assert_in_interpreter: ("device_assert", "assert A[0] > 0.0, \"A must be positive\""),

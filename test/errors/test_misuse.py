@@ -139,6 +139,18 @@ def endless(x):
     endless(x)  # here
 
 
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)  # here
+
+
+def recursive_helper():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(4):
+                A[i] = fibonacci(A[i])
+
+
 def endless_macro():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
@@ -357,6 +369,7 @@ CASES = {
     vote_on_a_float: ("float_predicate", "T.any_sync(A[tx])"),
     integer_in_fast_function: ("only_floats", "T.__exp(B[0])"),
     of_tvm: ("absent_name", "tirx.For(4)"),
+    recursive_helper: ("recursive_helper", "n < 2"),
     endless_macro: ("endless_macro", "endless(x)"),
     indexed_tensor: ("python_value", "weights[i]"),
     shape_assigned: ("python_value", "A.shape"),
@@ -540,7 +553,7 @@ def test_an_operation_of_the_block_that_no_turn_names_is_warned_of():
                     T.gemm(a, a, c)
                 T.copy(c, A[0, 0, 0])
 
-    with pytest.warns(UserWarning, match=r"runs for each iteration of T.Parallel\(4\) at .*, and names none of i"):
+    with pytest.warns(UserWarning, match=r"runs for each iteration of T.Parallel\(4\), and names none of i"):
         repeated(4, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

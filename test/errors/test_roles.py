@@ -160,7 +160,7 @@ CASES = {
     registers_said_twice: ("bad_argument", "T.dec_max_nreg(24)"),
     more_registers_than_there_are: ("bad_argument", "T.ws(0, 1)"),
     clusters_in_roles: ("not_outermost", "T.cluster_sync()"),
-    orders_in_parallel: ("unsupported_on_target", "T.mbarrier_arrive(ready)"),
+    orders_in_parallel: ("not_in_parallel", "T.mbarrier_arrive(ready)"),
     too_many_numbers: ("bad_argument", "T.ws(0)"),
     product("float32", 16): ("no_wgmma", WGMMA),
     product("float64"): ("no_wgmma", WGMMA),

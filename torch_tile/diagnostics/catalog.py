@@ -137,7 +137,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop], with a positive step in T.copy and T.fill only"),
     "region_as_value": (
-        "the region `{region}` is used as a value",
+        "the {kind} `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy; T.gemm multiplies tiles, and "
         "T.reduce_sum and the like fold them; `X.shape[0]` is a size",
     ),
@@ -230,6 +230,15 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "the kernel waits for `{buffer}`, at which nobody arrives",
         "arrive by T.mbarrier_arrive, behind T.tma_copy(src, dst, barrier=...) if that brings the tile",
     ),
+    "stuck_wait": (
+        "this waits for parity {parity} of `{name}` forever: {passed} waits of these threads have passed, {complete} "
+        "phases are complete, and no thread that can go on arrives",
+        "{fix}",
+    ),
+    "same_parity": (
+        "each wait here is for parity {parity} of `{buffer}`, of which {count} phases complete: waits pass too early",
+        "ask for the other parity in each next phase: `(k // stages) % 2` for iteration k",
+    ),
     "miscounted": (
         "`{buffer}` waits for {count} arrivals in each phase, and {come} come: a wait never ends, or ends too early",
         "count the threads that arrive, as in T.alloc_barrier(128): all of a branch do, and T.tma_copy does not arrive",
@@ -248,6 +257,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{name}` writes no tensor: a call of it changes nothing",
         "write a parameter or a result of T.empty, `Y[i] = x` or T.copy(tile, Y)",
     ),
+    "unused_parameter": (
+        "`{name}` is a parameter, and no statement of the kernel uses it",
+        "use it, leave it out of the signature, or begin its name with `_`",
+    ),
     "only_updated": (
         "`{buffer}` is returned, and each write only updates what stood there: it would hold garbage",
         "set it first: `T.clear({buffer})` in a T.Kernel before this one, or a parameter that the caller fills",
@@ -259,6 +272,61 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "unread_tail": (
         "`{part}` is not {verb} here: `{value}` takes {count} steps of {step} elements, and there are {size}",
         "{fix}",
+    ),
+    "repeated_op": (
+        "T.{op} runs for each iteration of T.Parallel({sizes}), and names none of {names}",
+        "write it outside of the loop: all threads of the block share its work",
+    ),
+    "no_iteration": ("{what} has no iteration: it begins at {start} and ends before {stop}", "{fix}"),
+    "drawn_once": (
+        "Python draws this number once, while the kernel is traced: it is the same for all elements",
+        "give the numbers as a tensor, or draw on a GPU: T.rng_init(seed), then T.rng_rand_float()",
+    ),
+    "slow_product": (
+        "tensor cores cannot compute this T.gemm, as {why}: it takes multiply-adds of single elements",
+        "give the block, or the role around, another number of threads: threads={threads}",
+    ),
+    "narrow_sum": (
+        "`{buffer}` sums up {terms} terms in {dtype}, each rounded to its few digits: the result is off",
+        "allocate `{buffer}` as float32, and convert the result: T.copy to a tile or tensor of {dtype} does",
+    ),
+    "not_in_parallel": ("{what}: iterations of a T.Parallel run at once, in no order", "{fix}"),
+    "recursive_helper": (
+        "`{name}` calls itself under a condition that only the device knows: it is inlined while tracing, without end",
+        "write a loop, `for` or `while`, that keeps its state in variables: n = T.alloc_var('int32', 0)",
+    ),
+    "behind_end": (
+        "`{buffer}[{index}]` is read behind the end for {where}, where it gives 0: there are {size} elements",
+        "declare one element more, as offsets of n sequences are n + 1 numbers, or guard the read",
+    ),
+    "past_end": (
+        "`{buffer}` ends before half of the loop: `{index}` begins inside for {inside} of {count} values of `{value}`, "
+        "as the size is {size}, and reads behind the end give 0",
+        "step as the tensor is stored: two values of 4 bits are one byte, and a group of values has one scale",
+    ),
+    "cleared_sum": (
+        "blocks of every `{index}` set `{buffer}` here, when others may have added to it: their sums are lost",
+        "set it in a T.Kernel before this one, as by T.clear({buffer}), or let the caller give zeros",
+    ),
+    "idle_index": (
+        "nothing names the block index `{index}`: {count} blocks do the same work, and atomic sums count it each time",
+        "name `{index}` in the places that a block reads and writes, give the grid fewer sizes, or call it `_`",
+    ),
+    "repeated_copy": (
+        "this copy brings the same part of `{buffer}` in each iteration of `{index}`",
+        "name `{index}` in its place, or copy the tile once before the loop",
+    ),
+    "far_shift": (
+        "`{op}` shifts by up to {most} here, and {dtype} has {bits} bits",
+        "take the distance of the part that is meant, `4 * (j % 2)` in a byte, or widen the value first",
+    ),
+    "kept_sum": (
+        "`{buffer}` still holds the sums of earlier iterations of `{index}`, each of which stores it elsewhere",
+        "clear it where the iteration begins, T.clear({buffer})",
+    ),
+    "never_waited": (
+        "this copy to `{buffer}` runs on its own, and the kernel never waits for one: it may read older values",
+        "wait in front of the first read, T.ptx_wait_group(0), or use T.copy",
     ),
     "no_schedule": (
         "{why}: the loop runs by the compiler's own schedule",

@@ -19,6 +19,21 @@ _ALIASES = {
     "cache_seqlens": ("seq_lens", "lengths"),
     "context_lens": ("seq_lens", "lengths"),
     "page_table": ("block_table", "block_tables"),
+    "fp64": ("float64",),
+    "double": ("float64",),
+    "fp32": ("float32",),
+    "float": ("float32",),
+    "single": ("float32",),
+    "fp16": ("float16",),
+    "half": ("float16",),
+    "bf16": ("bfloat16",),
+    "int": ("int32",),
+    "long": ("int64",),
+    "byte": ("uint8",),
+    "boolean": ("bool",),
+    "fp8": ("float8_e4m3fn",),
+    "e4m3": ("float8_e4m3fn",),
+    "e5m2": ("float8_e5m2",),
 }
 
 # Names and keywords of other libraries that nothing here has, and what to write instead.

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr, is_constant, is_zero
@@ -93,12 +93,19 @@ class Range(Node):
         return whole and is_zero(self.start)
 
 
+def used_as_value(value: Any) -> TileError:
+    """Return the error for a tensor, tile or region that stands where a value must."""
+    scope = "" if isinstance(value, Region | Steps) else value.buffer.scope
+    kind = {"": "region", "global": "tensor"}.get(scope, "tile")
+    return error("region_as_value", None, kind=kind, region=repr(value))
+
+
 class NotAValue:
     """Base of arrays that are computed with element by element only: operators tell the author so."""
 
     def _refuse(self, *others: object) -> Never:
         """Raise an author error: this is no value."""
-        raise error("region_as_value", None, region=repr(self))
+        raise used_as_value(self)
 
     __add__: ClassVar[Callable[..., Never]] = _refuse
     __radd__: ClassVar[Callable[..., Never]] = _refuse

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import diagnose, error
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import (
     Expr,
@@ -189,8 +189,7 @@ def _warn_of_repeats(loop_vars: Sequence[Var], stops: Sequence[Expr], body: Bloc
     op = next(n for n in find(body, RegisteredOp) if _is_collective(n))
     if not all(is_constant(stop, 1) for stop in stops):
         names, sizes = ", ".join(var.name for var in loop_vars), ", ".join(map(repr, stops))
-        text = f"T.{op.op_name} runs for each iteration of T.Parallel({sizes}) at {op.span}, and names none of {names}"
-        warnings.warn(f"{text}; write it outside of the loop: all threads of the block share its work", stacklevel=4)
+        warn_of([diagnose("repeated_op", op.span, op=op.op_name, sizes=sizes, names=names)])
 
 
 def _settled(name: str, bound: Expr, body: Block) -> Expr:
@@ -230,8 +229,7 @@ def index_bound(value: Any, what: str) -> Expr:
 def _warn_of_no_iteration(what: str, start: Any, stop: Any) -> None:
     """Warn of a loop whose bounds are numbers the wrong way round, as T.Pipelined(4, 3) for num_stages=3."""
     fix = "two numbers are start and stop; stages are named, num_stages=3" if "Pipelined" in what else "swap the bounds"
-    text = f"{what} has no iteration at {author_span()}: it begins at {start} and ends before {stop}; {fix}"
-    warnings.warn(text, stacklevel=4)
+    warn_of([diagnose("no_iteration", author_span(), what=what, start=start, stop=stop, fix=fix)])
 
 
 def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:

@@ -118,9 +118,12 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
 
     flags: list[str] = []
 
+    def placed(name: str, param: Buffer | Var) -> Buffer | Var:
+        return replace(param, span=parameter_span(function, name) or param.span)
+
     def run(around: contextlib.AbstractContextManager[Any], at: Tracer) -> Program:
         at.compile_flags = flags
-        params = {name: None if kind is None else make_param(name, kind) for name, kind in types.items()}
+        params = {name: None if kind is None else placed(name, make_param(name, kind)) for name, kind in types.items()}
         at.params = [p for p in params.values() if p is not None]
 
         def annotate(name: str, annotation: Any, value: Any) -> Any:

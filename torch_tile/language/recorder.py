@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.diagnostics.errors import TileError, diagnose, error
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.intrinsics import foreign
 from torch_tile.intrinsics.base import is_pure
 from torch_tile.ir.buffer import Region
@@ -177,9 +177,7 @@ class Recorder:
         owner = getattr(function, "__self__", None)
         home = getattr(function, "__module__", None) or type(owner).__module__
         if len(self.tracer.scopes) > 1 and home.partition(".random")[0] in ("random", "numpy"):
-            text = "Python draws this number once, while the kernel is traced: it is the same for all elements"
-            fix = "give the numbers as a tensor, or draw on a GPU: T.rng_init(seed), then T.rng_rand_float()"
-            warnings.warn(f"{text} (at {author_span()}); {fix}", stacklevel=2)
+            warn_of([diagnose("drawn_once", author_span())])
         return function
 
     @staticmethod

@@ -72,7 +72,8 @@ def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[No
         fix = "give numbers that follow each other, or several roles"
         raise error("bad_argument", None, op="T.ws", name="groups", why=f"is {groups!r}", fix=fix)
     if ordered[0] < 0 or WARPGROUP * (ordered[-1] + 1) > at.threads:
-        fix = f"give numbers below {at.threads // WARPGROUP}, or T.Kernel more threads"
+        most = at.threads // WARPGROUP
+        fix = f"give numbers below {most}, or T.Kernel more threads" if most else "give T.Kernel threads=128 or more"
         why = f"is {groups!r}, and the block has {at.threads} threads"
         raise error("bad_argument", None, op="T.ws", name="groups", why=why, fix=fix)
     check_registers("T.ws", "registers", registers)

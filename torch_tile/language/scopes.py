@@ -64,7 +64,7 @@ class Kernel:
             raise error("bad_shape", None, what="T.Kernel's grid", want=want, got=repr(blocks)[:60], fix=fix)
         self.grid: tuple[Expr, ...] = grid_of(blocks or (1,))
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
-        if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
+        if not 1 <= len(given) <= 3 or not all(type(t) is not bool and isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads: tuple[int, ...] = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")

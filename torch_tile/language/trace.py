@@ -231,8 +231,11 @@ def tracing() -> Iterator[Tracer]:
         _add_calls(told, problem)
         raise told from problem
     except TileError as problem:
-        _add_calls(problem, problem)
-        raise
+        told = _of_recursion(problem) or problem
+        _add_calls(told, problem)
+        if told is problem:
+            raise
+        raise told from problem
     except Exception as problem:
         if is_of_python(problem) and (meant := _explained(problem)) is not None:
             _add_calls(meant, problem)
@@ -316,6 +319,15 @@ def _add_calls(told: TileError, problem: Exception) -> None:
     places = [span_at(f.tb_frame.f_code, f.tb_lasti) for f in reversed(_authors(problem))]
     if told.span is not None and places and places[0] is not None and places[0].place == told.span.place:
         told.add_places((place, "called here") for place in places[1 : MOST_CALLS + 1])
+
+
+def _of_recursion(problem: TileError) -> TileError | None:
+    """Return the error for a condition of the device in a function that calls itself, which never ends; else None."""
+    own = _authors(problem)
+    code = own[-1].tb_frame.f_code if own and problem.code == "symbolic_condition" else None
+    if code is None or code.co_name not in (*code.co_names, *code.co_freevars):
+        return None
+    return error("recursive_helper", problem.span, name=code.co_name)
 
 
 def _authors(problem: Exception) -> list[TracebackType]:

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import update_wrapper
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import Span, TileError, diagnose, error
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.diagnostics.spelling import nearest
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
+from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps, used_as_value
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
     Const,
@@ -124,12 +124,12 @@ class Handle(NotAValue):
             tracer("an assignment").emit(Fill.build(place, value))
 
     def __iter__(self) -> Any:
-        raise error("region_as_value", None, region=repr(self))
+        raise used_as_value(self)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are one buffer. Refuse a comparison with a number: False would drop a branch."""
         if is_number(other) or isinstance(other, Expr):
-            raise error("region_as_value", None, region=repr(self))
+            raise used_as_value(self)
         return self is other
 
     __hash__: ClassVar[Callable[..., int]] = object.__hash__
@@ -142,7 +142,7 @@ def _warn_of_missing_indices(buffer: Buffer, key: Any) -> None:
     if not is_one and not any(k is ... or isinstance(k, slice) for k in keys):
         given = ", ".join(map(repr, keys))
         values: dict[str, Any] = {"buffer": buffer.name, "got": given, "want": buffer.rank, "count": len(keys)}
-        warnings.warn(diagnose("missing_index", author_span(), **values).render().removeprefix("error"), stacklevel=3)
+        warn_of([diagnose("missing_index", author_span(), **values)])
 
 
 class Indices(tuple[Any, ...]):
@@ -350,7 +350,7 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     In files written for TileLang, which cuts such values off, it is a warning.
     """
     if isinstance(value, Region | Handle):
-        raise error("region_as_value", None, region=repr(value))
+        raise used_as_value(value)
     if value is None:
         fix = "store what has a value; T.atomic_add(place, x, return_prev=True) gives what stood there before"
         raise error("python_value", None, problem="None is stored, as what was called gives no value", fix=fix)
@@ -359,7 +359,8 @@ def stored(value: Any, buffer: Buffer) -> Expr:
         problem = error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
         if not tolerant() or buffer.dtype.kind == "bool":
             raise problem
-        warnings.warn(f"{problem.diagnostics[0].render()}\nThe fraction is cut off here.", stacklevel=2)
+        (found,) = problem.diagnostics
+        warn_of([replace(found, message=f"{found.message}: the fraction is cut off here")])
     return cast(expr, buffer.dtype)
 
 

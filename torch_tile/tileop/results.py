@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find results that no kernel writes, or only updates, and programs that write nothing.
+"""Find results that no kernel writes, or only updates, parameters without a use, and programs that write nothing.
 
 No pass is imported, as programs from the cache are looked at, too.
 """
@@ -7,12 +7,13 @@ No pass is imported, as programs from the cache are looked at, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Load, Select
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, children, contains, equal, find
+from torch_tile.ir.node import Node, children, contains, equal, find, symbols
 from torch_tile.ir.stmt import Assert, Do, Print, Program, Store
 from torch_tile.tileop.base import RegisteredOp
 
@@ -25,6 +26,38 @@ def unwritten_results(program: Program, out_idx: Sequence[int] = ()) -> list[Dia
     found = [diagnose("unwritten_result", b.span, buffer=b.name, fix=_fix(program, b, named)) for b in unwritten]
     rest = [b for b in results if not any(b is each for each in unwritten)]
     return found + [diagnose("only_updated", span, buffer=b.name) for b, span in _only_updated(program, rest)]
+
+
+def unused_parameters(program: Program, out_idx: Sequence[int] = ()) -> list[Diagnostic]:
+    """Return a diagnostic for each parameter that no kernel uses, and of which no other use needs a size.
+
+    Results are left out, as `unwritten_results` has them.
+    """
+    used: set[Any] = set().union(*map(symbols, (*program.kernels, *program.assumed)))
+    used |= {buffer.base for buffer in program.views if buffer in used}
+    results = {program.params[n] for n in out_idx}
+    idle = IdSet(p for p in program.params if p not in used | results and not _may_idle(p.name))
+    if not idle:
+        return []
+    tensors = [p for p in (*program.params, *program.outputs, *program.workspaces) if isinstance(p, Buffer)]
+    needed = used.union(*(_sizes(b) for b in tensors if b not in idle))
+    span = next((kernel.span for kernel in program.kernels), None)
+    found = []
+    for one in idle:
+        given = set().union(*(_sizes(b) for b in program.params if isinstance(b, Buffer) and b is not one))
+        if one not in needed and not (isinstance(one, Buffer) and _sizes(one) & needed - given):
+            found.append(diagnose("unused_parameter", one.span or span, name=one.name))
+    return found
+
+
+def _may_idle(name: str) -> bool:
+    """Return whether a parameter's name says that nothing uses it."""
+    return name.startswith("_") or "unused" in name.lower()
+
+
+def _sizes(tensor: Buffer) -> frozenset[Any]:
+    """Return the symbols in the shape and strides of a tensor."""
+    return frozenset().union(*map(symbols, (*tensor.shape, *(tensor.strides or ()))))
 
 
 def writes_nothing(program: Program) -> list[Diagnostic]:

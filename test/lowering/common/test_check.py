@@ -65,7 +65,7 @@ def test_every_finding_is_reported():
         ("gemm_shape", "global operand"),
         ("out_of_bounds", "store"), ("out_of_bounds", "load"), ("out_of_bounds", "region"),
         ("non_affine_region", "affine"),
-        ("unsupported_on_target", "tile op"), ("unsupported_on_target", "leave"),
+        ("not_in_parallel", "tile op"), ("not_in_parallel", "leave"),
     ]  # fmt: skip
 
 
@@ -286,6 +286,7 @@ def test_what_gpus_launch(grid, threads, cluster):
         ((2**31,), 128, None, f"a grid of {2**31} blocks in x", f"at most {2**31 - 1} in x"),
         ((70000, 70000), 128, None, "a grid of 70000 x 70000 blocks", f"at most {2**31 - 1}, or 65535 in y and z"),
         ((2, 70000), 128, (2, 1, 1), "a grid of 70000 blocks in y", "leave out cluster_dims"),
+        ((3,), 128, (2, 1, 1), "a grid of 3 blocks in clusters of 2", "whole clusters"),
     ],
 )
 def test_what_they_do_not(grid, threads, cluster, what, fix):
@@ -305,7 +306,7 @@ def test_all_findings_at_once():
     assert len(caught.value.diagnostics) == 2
 
 
-@pytest.mark.parametrize("threads", [(), (1, 2, 3, 4)])
+@pytest.mark.parametrize("threads", [(), (1, 2, 3, 4), True, (2, False)])
 def test_threads_have_one_to_three_sizes(threads):
     with pytest.raises(TileError, match="one to three positive integers"):
         launched(1, threads=threads)

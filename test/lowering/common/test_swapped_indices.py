@@ -8,7 +8,11 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.lowering.common.swapped_indices import swapped_indices
+from torch_tile.lowering.common.unread_tails import Ends
+
+
+def swapped_indices(program):
+    return [*Ends(program).swapped.values()]
 
 
 def product(M, N, K, right, tile=32):

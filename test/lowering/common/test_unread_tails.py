@@ -8,8 +8,8 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.lowering.common.check_sizes import MOST_SIZES
-from torch_tile.lowering.common.unread_tails import outside_or_left_out
+from torch_tile.compiler.size_check import MOST_SIZES
+from torch_tile.lowering.common.unread_tails import Ends
 
 
 def sums(n, count, block=32):
@@ -51,17 +51,17 @@ def rounded_up(n):
 
 @pytest.mark.parametrize("make, part, verb", [(sums, "A[96:100, :]", "read"), (scaled, "B[96:100]", "written")])
 def test_steps_that_are_too_few(make, part, verb):
-    (found,) = outside_or_left_out(make(100, rounded_down).program)
+    (found,) = Ends(make(100, rounded_down).program).diagnostics()
     assert found.code == "unread_tail" and f"`{part}` is not {verb} here" in found.message
     assert "takes 3 steps of 32 elements" in found.message and "T.ceildiv(100, 32)" in found.fix
     assert [note.source() for note, _ in found.notes]
     for n, count in ((100, rounded_up), (96, rounded_down), (96, rounded_up), (20, rounded_up)):
-        assert not outside_or_left_out(make(n, count).program)
+        assert not Ends(make(n, count).program).diagnostics()
 
 
 @pytest.mark.parametrize("make, part", [(sums, "A[0:20, :]"), (scaled, "B[0:20]")])
 def test_no_step_at_all(make, part):
-    (found,) = outside_or_left_out(make(20, rounded_down).program)
+    (found,) = Ends(make(20, rounded_down).program).diagnostics()
     assert f"`{part}`" in found.message and "takes 0 steps" in found.message
 
 
@@ -75,7 +75,7 @@ def test_windows_may_leave_out_a_rest(step):
             for i in T.Parallel(32):
                 Y[bx * 32 + i] = X[(bx * 32 + i) * step] + X[(bx * 32 + i) * step + step - 1]
 
-    assert not outside_or_left_out(pooled.program)
+    assert not Ends(pooled.program).diagnostics()
 
 
 def test_a_rest_of_its_own():
@@ -90,7 +90,7 @@ def test_a_rest_of_its_own():
                 total += X[96 + i]
             Y[0] = total
 
-    assert not outside_or_left_out(kernel.program)
+    assert not Ends(kernel.program).diagnostics()
 
 
 @pytest.mark.parametrize("first, second", [(rounded_up, rounded_down), (rounded_down, rounded_up)])
@@ -110,7 +110,7 @@ def test_one_of_two_passes(first, second):
                 T.reduce_sum(x, total, dim=0, clear=False)
             Y[0] = top[0] + total[0]
 
-    (found,) = outside_or_left_out(kernel.program)
+    (found,) = Ends(kernel.program).diagnostics()
     assert "`X[96:100]` is not read here" in found.message
 
 
@@ -126,7 +126,7 @@ def test_counts_of_blocks_that_are_swapped(swapped):
             for i, j in T.Parallel(16, 32):
                 T.atomic_add(Y[0], x[i, j])
 
-    found = outside_or_left_out(kernel.program)
+    found = Ends(kernel.program).diagnostics()
     assert len(found) == swapped
     if swapped:
         assert "`X[32:70, :]` is not read here" in found[0].message and "dimension 1: swap" in found[0].fix
@@ -187,5 +187,5 @@ def test_conditions_with_sizes_of_the_other_dimension(swapped):
                 if r < 45 and c < 70:
                     Y[r, c] = X[c, r] if swapped else X[r, c]
 
-    found = outside_or_left_out(kernel.program)
+    found = Ends(kernel.program).diagnostics()
     assert [each.code for each in found] == ["swapped_indices"] * swapped

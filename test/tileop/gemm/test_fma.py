@@ -134,3 +134,15 @@ def test_the_report_tells_why(on_threads) -> None:
         Gemm(*(on_threads.box(x) for x in (a, b, c)), False, True).lower_cuda(run.ctx)
         note = run.ctx.build.remarks[-1]
         assert note.became.startswith("multiply-adds of single elements") and note.why_not == why_not
+
+
+def test_threads_that_are_no_whole_warps_are_told_of(on_threads, seed) -> None:
+    threads = random.Random(seed).choice([n for n in range(1, 256) if n % 32])
+    a, b = (on_threads.buffer(name, (64, 64), dt.float16, "shared") for name in "AB")
+    op = Gemm(
+        *(on_threads.box(x) for x in (a, b, on_threads.buffer("C", (64, 64), dt.float32, "fragment"))), False, True
+    )
+    with pytest.warns(UserWarning, match=f"as {threads} threads are not whole warps") as told:
+        op.lower_cuda(on_threads(threads).ctx)
+    nearest = min((32, 64, 128, 256), key=lambda n: abs(n - threads))
+    assert f"threads={nearest}" in str(told[0].message)

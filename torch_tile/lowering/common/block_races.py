@@ -14,10 +14,11 @@ from typing import Any
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
-from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, find
 from torch_tile.ir.stmt import Alloc, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.atomic import Atomic
 
 
 def block_races(program: Program) -> list[Diagnostic]:
@@ -39,6 +40,18 @@ def iteration_races(program: Program) -> list[Diagnostic]:
             steps = zip(loop.vars, loop.stops, strict=True)
             several = [var for var, stop in steps if not isinstance(stop, Const) or stop.value > 1]
             found += _OfIterations(loop.body, several).races
+    return found
+
+
+def cleared_sums(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each tensor that all blocks of a grid set, and to which they add."""
+    found: list[Diagnostic] = []
+    for kernel in program.kernels:
+        steps = zip(kernel.blocks, kernel.grid, strict=True)
+        several = [var for var, n in steps if isinstance(n, Const) and n.value > 1]
+        sums = IdSet(op.dst.buffer.base or op.dst.buffer for op in find(kernel.body, Atomic))
+        if several and sums and kernel.cluster == (1, 1, 1) and not contains(kernel.body, Do, Break, Continue):
+            found += _OfClears(kernel.body, several, sums).races
     return found
 
 
@@ -148,6 +161,28 @@ class _OfBlocks(Rewriter):
     def is_lost(self, buffer: Buffer, values: Sequence[Node]) -> bool:
         """Return whether a later store loses these values."""
         return True
+
+
+class _OfClears(_OfBlocks):
+    """Collect the stores of all blocks to tensors to which atomic operations add."""
+
+    def __init__(self, body: Stmt, several: Sequence[Var], sums: IdSet[Buffer]) -> None:
+        self.sums = sums
+        super().__init__(body, several)
+
+    def visit_RegisteredOp(self, node: RegisteredOp) -> Stmt:
+        """Pass by the sums themselves."""
+        return node if isinstance(node, Atomic) else super().visit_RegisteredOp(node)
+
+    def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
+        """Report a store to a sum by all blocks of an index."""
+        if buffer.scope != "global":
+            super()._write(node, buffer, place, values)
+            return
+        apart = self.around | self.index_bits(*place)
+        idle = next((var for n, var in enumerate(self.several) if not apart & 1 << n), None)
+        if (buffer.base or buffer) in self.sums and idle is not None and not self.is_read_around:
+            self.races.append(diagnose("cleared_sum", node.span, buffer=buffer.name, index=idle.name))
 
 
 class _OfIterations(_OfBlocks):

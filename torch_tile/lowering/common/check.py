@@ -10,7 +10,7 @@ from typing import Any
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Diagnostic, Span, TileError, diagnose
 from torch_tile.diagnostics.kernel_warnings import warn_of
-from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
+from torch_tile.hardware import GRID_LIMITS, MOST_THREADS, PER_THREAD
 from torch_tile.intrinsics import lookup as lookup_of_intrinsics
 from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, is_pure, lookup
 from torch_tile.intrinsics.memory import option
@@ -40,9 +40,13 @@ from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
-from torch_tile.lowering.common.block_races import block_races, iteration_races
+from torch_tile.lowering.common.block_races import block_races, cleared_sums, iteration_races
+from torch_tile.lowering.common.idle_indices import idle_indices
 from torch_tile.lowering.common.miscounted_arrivals import Arrivals
-from torch_tile.lowering.common.unread_tails import outside_or_left_out
+from torch_tile.lowering.common.narrow_sums import kept_sums, narrow_sums
+from torch_tile.lowering.common.never_waited import never_waited
+from torch_tile.lowering.common.stuck_waits import stuck_waits
+from torch_tile.lowering.common.unread_tails import Ends
 from torch_tile.lowering.common.unread_writes import unread_writes
 from torch_tile.lowering.common.unwritten import unwritten_reads
 from torch_tile.lowering.common.unwritten_results import partly_written
@@ -55,6 +59,7 @@ from torch_tile.tileop.uses import writes_of
 
 TRUE = const(True, dt.bool_)
 ONE = const(1, dt.int32)
+MOST_SPILLED = 4  # times the registers of a thread that a fragment may take
 
 
 def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program:
@@ -68,8 +73,11 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
-    gaps = *partly_written(program), *outside_or_left_out(program), *unread_writes(program)
-    warn_of((*check.warnings, *gaps, *block_races(program), *iteration_races(program)))
+    gaps = *partly_written(program), *Ends(program).diagnostics(), *unread_writes(program)
+    sums = *narrow_sums(program), *kept_sums(program)
+    stuck = () if any(each.code == "miscounted" for each in check.warnings) else stuck_waits(program)
+    races = *block_races(program), *cleared_sums(program), *iteration_races(program)
+    warn_of((*check.warnings, *stuck, *gaps, *sums, *idle_indices(program), *never_waited(program), *races))
     return program
 
 
@@ -272,6 +280,10 @@ class _Check(Rewriter):
         """Check both operands, the second one of `and` and `or` under the first."""
         if self.runs and (why := _no_value(node)):
             self.found.append(diagnose("bad_operand", node.span, op=node.op, got=why[0], fix=why[1]))
+        most = self.ranges.interval(node.b).high if node.op in ("<<", ">>") and self.runs else 0
+        if node.dtype.bits <= most < math.inf and not isinstance(node.b, Const):
+            kind, bits = str(node.dtype), node.dtype.bits
+            self.warnings.append(diagnose("far_shift", node.span, op=node.op, most=int(most), dtype=kind, bits=bits))
         self(node.a)
         if node.op in LOGICAL:
             self._under(node.a, node.op == "and", node.b)
@@ -546,11 +558,12 @@ class _Check(Rewriter):
                 self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
         for one in _own_statements(loop.body):
             if isinstance(one, Break):
-                self._refuse(one, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
+                fix = "guard what follows instead, `if i < n:`; stores behind the end of a tensor are dropped anyway"
+                self._refuse(one, f"`break` stands in {parallel}", fix)
 
     def _refuse(self, node: Node, what: str, fix: str) -> None:
-        """Report an operation that no target supports there."""
-        self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+        """Report what cannot stand in a T.Parallel."""
+        self.found.append(diagnose("not_in_parallel", node.span, what=what, fix=fix))
 
 
 def _is_for_all(found: Intrinsic) -> bool:
@@ -600,11 +613,8 @@ def _moves(expr: Expr) -> bool:
 
 def check_limits(program: Program, build: Build) -> Program:
     """Return the program unchanged, or raise one TileError with every finding. Launches check run-time sizes."""
-    found = [
-        each
-        for kernel in program.kernels
-        for each in [*_check_threads(kernel, build), *_check_grid(kernel, build), *_check_tiles(kernel, build)]
-    ]
+    checks = _check_threads, _check_grid, _check_clusters, _check_tiles, _check_registers
+    found = [each for kernel in program.kernels for check in checks for each in check(kernel, build)]
     if found:
         raise TileError(*found)
     return program
@@ -619,6 +629,34 @@ def _check_tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
             fix = "allocate the tile before the loop; T.alloc_local and T.alloc_var are of each iteration"
             found[node] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
     return list(found.values())
+
+
+def _check_clusters(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """Report a grid that is no whole number of clusters: a GPU launches none of it."""
+    sizes = [int(n.value) if isinstance(n, Const) else 0 for n in kernel.grid]
+    misfit = next(((a, b) for a, b in zip(sizes, kernel.cluster, strict=False) if a % b), None)
+    if misfit is None:
+        return []
+    fix = "round the grid up to whole clusters, or give other cluster_dims"
+    return [_refusal(kernel, f"a grid of {misfit[0]} blocks in clusters of {misfit[1]}", fix, build)]
+
+
+def _check_registers(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """Report fragments of which each thread would hold many times the registers that it has.
+
+    Code for each element would be written out, and hardly compiled within minutes.
+    """
+    found, threads = [], math.prod(kernel.threads)
+    for node in (n for n in find(kernel.body, Alloc) if n.buffer.scope == "fragment"):
+        total = math.prod(node.buffer.static_shape or (0,)) * node.buffer.dtype.itemsize // 4
+        if total <= MOST_SPILLED * PER_THREAD * threads:
+            continue
+        what = f"the fragment `{node.buffer.name}` of {total // threads} registers for each of {threads} threads"
+        enough = next((n for n in (32, 64, 128, 256, 512) if total <= n * PER_THREAD // 2), 0)
+        wider = f"give T.Kernel threads={enough}, " if enough > threads else "take a smaller tile, "
+        fix = f"a thread has {PER_THREAD}: {wider}or keep the tile in T.alloc_shared"
+        found.append(diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix))
+    return found
 
 
 def _no_value(node: Binary) -> tuple[str, str] | None:

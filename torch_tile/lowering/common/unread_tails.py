@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the ends of tensors that a kernel leaves out, because its blocks or iterations are too few.
+"""Find the ends of tensors that a kernel leaves out, because its blocks or iterations are too few; swapped indices too.
 
 Blocks or iterations take equal steps from the begin of a dimension. What is left behind the last one is shorter than a
 step. Or some blocks begin behind the end of another dimension, as where counts are swapped. Each access counts
@@ -15,12 +15,12 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Binary, Cast, Const, Expr, Load, Var
+from torch_tile.ir.expr import Address, Binary, Cast, Const, Expr, Load, Var, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.polynomial import structure
-from torch_tile.ir.stmt import Alloc, For, Kernel, Program, Stmt, Store
+from torch_tile.ir.stmt import Alloc, For, Kernel, LoopKind, Program, Stmt, Store
 from torch_tile.lowering.common.swapped_indices import swapped_indices
-from torch_tile.lowering.common.written_boxes import ONE, InOrder
+from torch_tile.lowering.common.written_boxes import ONE, InOrder, shifted
 from torch_tile.tileop import RegisteredOp
 
 LEAST_WINDOW = 32  # elements for one result; windows of fewer are pooled, and may leave out a rest
@@ -54,35 +54,32 @@ class Reach:
     sweeps: tuple[Sweep, ...]
 
 
-def outside_or_left_out(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each tensor of known sizes whose indices are swapped, or whose end is left out."""
-    swapped = swapped_indices(program)
-    lines = {each.span for each in swapped}
-    return [*swapped, *(each for each in cut_tensors(program).values() if each.span not in lines)]
+class Ends:
+    """How the kernels of a program reach the ends of tensors: whose ends are left out, and whose indices are swapped.
 
+    `cut` has the parameters whose last elements some sweep leaves out, each with its diagnostic.
+    """
 
-def cut_tensors(program: Program) -> IdMap[Buffer, Diagnostic]:
-    """Return the parameters of known sizes whose last elements some sweep leaves out, each with its diagnostic."""
-    accesses = _Tensors()
-    for kernel in program.kernels:
-        _Accesses(kernel, accesses)
-    found: IdMap[Buffer, Diagnostic] = IdMap()
-    for buffer in program.params:
-        cut = accesses.tail_of(buffer) if isinstance(buffer, Buffer) else None
-        if isinstance(buffer, Buffer) and cut is not None:
-            found[buffer] = cut
-    return found
-
-
-class _Tensors:
-    """What the kernels of a program read and write of each tensor."""
-
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self.reads: IdMap[Buffer, list[tuple[Reach, ...]]] = IdMap()  # of each access, its reach in each dimension
         self.writes: IdMap[Buffer, list[tuple[Reach, ...]]] = IdMap()
         self.unknown: IdSet[Buffer] = IdSet()  # with views or pointers
         self.stored: dict[Hashable, int] = {}  # the largest factor by which a value moves writes
         self.counts: dict[Var, Span | None] = {}  # where a block index or a loop's variable has its count
+        self.swapped: IdMap[Buffer, Diagnostic] = IdMap()
+        self.cut: IdMap[Buffer, Diagnostic] = IdMap()
+        self.behind: IdMap[Buffer, Diagnostic] = IdMap()  # reads that find nothing there
+        for kernel in program.kernels:
+            _Accesses(kernel, self)
+        for buffer in program.params:
+            if isinstance(buffer, Buffer) and (found := self.tail_of(buffer)) is not None:
+                self.cut[buffer] = found
+
+    def diagnostics(self) -> list[Diagnostic]:
+        """Return a diagnostic for each tensor whose indices are swapped, or whose end another line leaves out."""
+        lines = {each.span for each in self.swapped.values()}
+        rest = *self.cut.values(), *self.behind.values()
+        return [*self.swapped.values(), *(each for each in rest if each.span not in lines)]
 
     def tail_of(self, buffer: Buffer) -> Diagnostic | None:
         """Return a diagnostic for the first dimension of a tensor whose end an access leaves out.
@@ -135,8 +132,9 @@ class _Tensors:
 class _Accesses(InOrder):
     """Add what one kernel reads and writes."""
 
-    def __init__(self, kernel: Kernel, tensors: _Tensors) -> None:
+    def __init__(self, kernel: Kernel, tensors: Ends) -> None:
         self.tensors = tensors
+        self.runs = not any(is_zero(extent) for extent in kernel.grid)
         tensors.counts.update(dict.fromkeys(kernel.blocks, kernel.span))
         super().__init__(kernel)
 
@@ -189,6 +187,12 @@ class _Accesses(InOrder):
         sizes = buffer.static_shape
         if sizes is None:
             return
+        if self.runs and buffer not in self.tensors.swapped:
+            found = swapped_indices(span, buffer, starts, extents, self)
+            if found is not None:
+                self.tensors.swapped[buffer] = found
+        if self.runs and kind is self.tensors.reads and buffer not in self.tensors.behind:
+            self._look_behind(span, buffer, starts, extents)
         box = self.outer.may_touch(starts, extents, sizes)
         reaches = []
         for start, extent, size, (low, end) in zip(starts, extents, sizes, box, strict=True):
@@ -201,6 +205,31 @@ class _Accesses(InOrder):
                 for sweep in sweeps:
                     self.tensors.stored[sweep.key] = max(self.tensors.stored.get(sweep.key, 0), sweep.step)
         kind.setdefault(buffer, []).append(tuple(reaches))
+
+    def _look_behind(self, span: Span | None, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
+        """Report reads of a next element that is not there, and loops of which half the reads find nothing."""
+        known, serial = self.outer.ranges, [loop for loop in self.outer.loops if loop.kind is not LoopKind.PARALLEL]
+        for start, extent, size in zip(starts, extents, buffer.static_shape or (), strict=True):
+            if not self.is_exact(start):
+                continue
+            text = repr(start)
+            var, offset = shifted(start)
+            is_next = offset > 0 and var is not None and known.interval(var).high == size - 1 and extent is ONE
+            if is_next and buffer.dtype.is_integer and len(serial) == len(self.outer.loops):
+                where = f"{var!r} = {size - 1}"
+                self.tensors.behind[buffer] = diagnose(
+                    "behind_end", span, buffer=buffer.name, index=text, where=where, size=size
+                )
+                return
+            for sweep in self._sweeps(start):
+                loop = next((each for each in serial if any(v is sweep.value for v in each.vars)), None)
+                inside = max(-(-size // sweep.step), 1)
+                if loop is not None and sweep.count >= 2 * inside and (sweep.count - 1) * sweep.step >= size:
+                    self.tensors.behind[buffer] = diagnose(
+                        "past_end", span, [(loop.span, "the loop begins here")], buffer=buffer.name, index=text,
+                        value=repr(sweep.value), count=sweep.count, size=size, inside=inside,
+                    )  # fmt: skip
+                    return
 
     def _sweeps(self, start: Expr) -> Iterator[Sweep]:
         """Yield the values that move an index forward from 0 on."""

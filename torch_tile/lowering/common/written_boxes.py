@@ -92,7 +92,7 @@ class Scopes:
         width = int(extent.value)
         if isinstance(start, Const):
             return int(start.value), int(start.value) + width
-        var, offset = _shifted(start)
+        var, offset = shifted(start)
         loop = next((loop for loop in self.loops if any(v is var for v in loop.vars)), None)
         if var is None or loop is None or var in used or loop.step != 1:
             return None
@@ -113,7 +113,7 @@ class Scopes:
         )
 
 
-def _shifted(index: Expr) -> tuple[Var | None, int]:
+def shifted(index: Expr) -> tuple[Var | None, int]:
     """Return the variable and the number of `variable + number`."""
     if isinstance(index, Var):
         return index, 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
+from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Expr, const
@@ -52,6 +53,7 @@ IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
     mma,
     fma,
 )  # the first that does not refuse takes the product
+WHOLE_WARPS = (32, 64, 128, 256)  # threads that share a product by tensor cores
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -195,6 +197,10 @@ class Gemm(RegisteredOp):
             became = "multiply-adds of single elements" + ("" if exact or mixed else f" ({'; '.join(reasons)})")
             cast_one = f"A is {a} and B {b}: copy one of them to a tile of the other's type"
             ctx.build.remark(self.span, "T.gemm", became, cast_one if mixed else "; ".join(reasons) if exact else "")
+            fitting = [n for n in WHOLE_WARPS if exact and mma.refuses(self, replace(ctx, count=n)) is None]
+            if fitting:
+                nearest = min(fitting, key=lambda n: abs(n - ctx.count))
+                warn_of([diagnose("slow_product", self.span, why=reasons[-1], threads=nearest)])
         return implementation.lower(self, ctx)
 
     def implementation(self, ctx: ThreadContext) -> tuple[GemmImplementation, list[str]]:
