@@ -155,7 +155,7 @@ def dp4a(a: Any, b: Any, c: Any) -> None:
 
 
 def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple[Expr, Expr, int]:
-    """Sort the arguments of a warp shuffle, with CUDA's mask first or not."""
+    """Return value, lane and width of a warp shuffle, whose mask may come first, as CUDA's does."""
     if is_number(value) and value == FULL:  # the mask in front, as older kernels and CUDA have it
         value, other, width, mask = other, width, WARP, value
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, WARP):

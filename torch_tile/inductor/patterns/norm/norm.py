@@ -61,7 +61,7 @@ from torch_tile.inductor.patterns.norm.statistics import (
 )
 from torch_tile.inductor.patterns.normalize import normalize_graph
 from torch_tile.kernels.epilogue.canonicalize import canonical
-from torch_tile.ops.families.norm import AddRmsNormArgs, RmsNormArgs
+from torch_tile.kernels.norm.args import AddRmsNormArgs, RmsNormArgs
 
 
 @dataclass
