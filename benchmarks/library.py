@@ -707,8 +707,8 @@ def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
 
 
 def _add_rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
-    """Call `rms_norm` with a residual and an activation on 512 rows of n."""
-    return norm.rms_norm(make((512, n), dtype), make((n,), dtype), make((512, n), dtype), activation="silu")
+    """Call `add_rms_norm` with an activation on 512 rows of n."""
+    return norm.add_rms_norm(make((512, n), dtype), make((512, n), dtype), make((n,), dtype), activation="silu")
 
 
 def _layer_norm(dtype: torch.dtype, n: int, make: Make) -> object:

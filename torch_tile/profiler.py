@@ -286,7 +286,7 @@ class Profiler:
         if not 0 <= max_mismatched_ratio <= 1:
             wanted = "expected a share of the elements, 0 to 1"
             raise ValueError(f"assert_allclose: max_mismatched_ratio is {max_mismatched_ratio}; {wanted}")
-        got, expected = self._both(reference, input_tensors)
+        got, expected = self._both_results(reference, input_tensors)
         if len(got) != len(expected):
             raise AssertionError(f"the kernel gives {_count(got)} and the reference {_count(expected)}")
         for a, b in zip(got, expected, strict=True):
@@ -305,7 +305,7 @@ class Profiler:
         """
         if manual_check_prog is None:
             raise TypeError("manual_assert_close() needs manual_check_prog, which compares the two results")
-        results = [x[0] if len(x) == 1 else x for x in self._both(reference, input_tensors)]
+        results = [x[0] if len(x) == 1 else x for x in self._both_results(reference, input_tensors)]
         manual_check_prog(*results)
 
     @names_parameters
@@ -323,7 +323,7 @@ class Profiler:
                 if not _same_bits(a, b):
                     raise AssertionError(f"results of the same inputs differ: {a} and {b}")
 
-    def _both(self, reference: Callable[..., Any], given: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+    def _both_results(self, reference: Callable[..., Any], given: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         """Return the kernel's and the reference's results on the same inputs; without a result, the last tensor."""
         args = list(given) if given is not None else self.inputs()
         copies = _copies(args)

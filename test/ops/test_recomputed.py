@@ -3,7 +3,7 @@
 
 import torch
 
-from torch_tile.ops.families.norm import SoftmaxArgs
+from torch_tile.kernels.norm.args import SoftmaxArgs
 from torch_tile.ops.recomputed import by_autograd
 
 

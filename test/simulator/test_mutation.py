@@ -227,7 +227,7 @@ def of_nsa_select():
 def of_rms_norm(n, dtype=torch.float16):
     x, weight, residual = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(5, n, dtype=dtype)
     args = 1e-6, "silu", 0.0, False
-    return norm.rms_norm(x, weight, residual, *args), norm.rms_norm_reference(x, weight, residual, *args)
+    return norm.add_rms_norm(x, residual, weight, *args), norm.rms_norm_reference(x, weight, residual, *args)
 
 
 def of_layer_norm(n, dtype=torch.float32):

@@ -175,7 +175,7 @@ class AutotunedFunction:
             return self.configs
         wanted = inspect.signature(self.configs).parameters
         free = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
-        return _made(self.configs(**{name: value for name, value in named.items() if free or name in wanted}))
+        return _result_of(self.configs(**{name: value for name, value in named.items() if free or name in wanted}))
 
     @property
     def _tuner_cache(self) -> dict[Any, Any]:
@@ -184,7 +184,7 @@ class AutotunedFunction:
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Return the search's result for these arguments, with a table of all tried configurations."""
-        configs = _made(self.configs(*args, **kwargs)) if callable(self.configs) else self.configs
+        configs = _result_of(self.configs(*args, **kwargs)) if callable(self.configs) else self.configs
         return self._search(configs, args, kwargs)
 
     def _search(
@@ -245,7 +245,7 @@ class AutotunedFunction:
         return tuple((name, _form(value)) for name, value in named if name not in self.ignored)
 
 
-def _made(configs: Sequence[Config] | None) -> Sequence[Config]:
+def _result_of(configs: Sequence[Config] | None) -> Sequence[Config]:
     """Return what a function of configurations made. Raise TileError for nothing."""
     if configs is None:
         fix = "return a list with a dict for each configuration: is a `return` missing?"
@@ -259,7 +259,7 @@ def _dicts(configs: Iterable[Any]) -> list[Any]:
     Raise TileError for a configuration that is no dict, and for one dict that should be a list of these.
     """
     if isinstance(configs, Mapping):
-        example = "{" + ", ".join(f"{name!r}: {_first(value)!r}" for name, value in configs.items()) + "}"
+        example = "{" + ", ".join(f"{name!r}: {_first_of(value)!r}" for name, value in configs.items()) + "}"
         why, fix = "is one dict", f"give a list with a dict for each configuration, [{example[:100]}, ...]"
         raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
     if isinstance(configs, str) or not isinstance(configs, Iterable):
@@ -279,7 +279,7 @@ def _dicts(configs: Iterable[Any]) -> list[Any]:
     return configs
 
 
-def _first(value: Any) -> Any:
+def _first_of(value: Any) -> Any:
     """Return the first of several values; any other value itself."""
     return value[0] if isinstance(value, list | tuple) and value else value
 

@@ -56,9 +56,9 @@ def _function(product: Product) -> str:
     ]
     if product.count == 1:
         left = f"{{{_numbers(count, 4)}}}" if in_registers else f"%{count}"
-        text = [*_first(keep, "keep"), *instruction, f'"{left}, %{keep - 1}, keep{options};\\n"']
+        text = [*_first_lines(keep, "keep"), *instruction, f'"{left}, %{keep - 1}, keep{options};\\n"']
     else:
-        text = [*_first(keep, "keep, more"), *_steps(product, count, keep, moves)]
+        text = [*_first_lines(keep, "keep, more"), *_steps(product, count, keep, moves)]
     lines = [
         f"template <{', '.join(f'class {operand}' for operand in shared)}>",
         f"TILE_DEVICE void {product.name}({_TYPES[d_type]}* d, {_OPERANDS}) {{",
@@ -76,7 +76,7 @@ def _function(product: Product) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _first(keep: int, predicates: str) -> list[str]:
+def _first_lines(keep: int, predicates: str) -> list[str]:
     """Print the first lines of the asm: a predicate, by operand `keep`, that the first wgmma adds to what is there."""
     return [r'"{\n"', rf'".reg .pred {predicates};\n"', rf'"setp.ne.b32 keep, %{keep}, 0;\n"']
 
@@ -203,15 +203,15 @@ def joined_product(loop: For) -> Product | None:
         return None
     if _starts(a.indices[0], k, count) != [i * each for i in range(count)]:
         return None
-    keeps = (is_literal(_at(i, k, keep), True) for i in range(1, count))
+    keeps = (is_literal(_value_at(i, k, keep), True) for i in range(1, count))
     if not (isinstance(start, Const) and start.value == 0 and all(keeps)):
         return None
-    first = rebuilt(a, indices=tuple(_at(0, k, i) for i in a.indices))
-    args = d, first, b, *(_at(0, k, x) for x in (a_step, b_step, keep))
+    first = rebuilt(a, indices=tuple(_value_at(0, k, i) for i in a.indices))
+    args = d, first, b, *(_value_at(0, k, x) for x in (a_step, b_step, keep))
     return Product(rebuilt(call, args=args), count, (steps[0], steps[1]))
 
 
-def _at(iteration: int, k: Var, expr: Expr) -> Expr:
+def _value_at(iteration: int, k: Var, expr: Expr) -> Expr:
     """Return an operand's value in one iteration."""
     found: Expr = Substitute({k: const(iteration, k.type)})(expr)
     return expr if found is expr else simplify(found)

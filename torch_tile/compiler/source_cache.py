@@ -62,7 +62,7 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
             source = emit_cuda(ready, here, program)  # CUDA C++: codegen/cuda.py
         return packed(source, here, program, warned)
 
-    return unpacked(_kept(text, program, build), build, program), lowered
+    return unpacked(_cached_or_made(text, program, build), build, program), lowered
 
 
 def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], Program]]:
@@ -84,12 +84,12 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
         asserts = [_pack(each, {}) for each in source.asserts]
         return json.dumps([source.text, asserts, [_fields(each, {}) for each in warned]])
 
-    found, asserts, warned = json.loads(_kept(text, program, build))
+    found, asserts, warned = json.loads(_cached_or_made(text, program, build))
     warn_of([Diagnostic(*(_unpack(value, []) for value in each)) for each in warned])
     return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
 
 
-def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
+def _cached_or_made(text: Callable[[], str], program: Program, build: Build) -> str:
     """Return the cached text of the program; call `text()` if the cache has none.
 
     What is cached names the author's files by their numbers, so that it serves machines on which they lie elsewhere.

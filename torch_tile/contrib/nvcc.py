@@ -23,7 +23,7 @@ def get_cuda_version(cuda_path: str | None = None) -> tuple[int, int]:
 
 def get_target_arch(compute_version: str) -> str:
     """Return the assembler's name of a chip: "90a" for "9.0"."""
-    return _of(compute_version).arch.removeprefix("sm_")
+    return _target_of(compute_version).arch.removeprefix("sm_")
 
 
 def parse_compute_version(compute_version: str) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def parse_compute_version(compute_version: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def _of(compute_version: str) -> Target:
+def _target_of(compute_version: str) -> Target:
     """Return the target of a compute version."""
     major, minor = parse_compute_version(compute_version)
     return Target("cuda", 10 * major + minor)
@@ -45,7 +45,7 @@ def have_bf16(compute_version: str) -> bool:
 
 def have_fp8(compute_version: str) -> bool:
     """Return whether the chip has fp8: from 8.9 on."""
-    return _of(compute_version).has_fp8
+    return _target_of(compute_version).has_fp8
 
 
 def have_tma(target: object) -> bool:

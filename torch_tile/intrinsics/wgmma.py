@@ -155,7 +155,7 @@ _PTX = {
 
 
 class Shape(NamedTuple):
-    """The columns and K elements of one instruction, and PTX's names of the types of a, b and the accumulators d."""
+    """The columns and K elements of one instruction, and PTX's names of the types of a, b and d."""
 
     n: int
     k: int

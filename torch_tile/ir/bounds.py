@@ -538,11 +538,11 @@ class Counterexample:
     def refutes(self, p: Polynomial) -> bool:
         """Return whether `p` is negative for these numbers, so that `p >= 0` does not follow from the facts."""
         try:
-            return self._of(p, False) < 0
+            return self._limit_of(p, False) < 0
         except _Unknown:
             return False
 
-    def _of(self, p: Polynomial, high: bool) -> int:
+    def _limit_of(self, p: Polynomial, high: bool) -> int:
         """Compute the value of a polynomial, made large or small as asked."""
         total = 0
         for monomial, factor in p.terms.items():
@@ -563,9 +563,13 @@ class Counterexample:
         if described.expr is not None:
             known = self.interval(described.expr)
             low, top = known.low, known.high
-        low = max([low, *(-(-self._of(p, False) // k) for k, p in self.lower.get(atom, ()))])
-        top = min([top, *(self._of(p, True) // k for k, p in self.upper.get(atom, ()))])
-        value = self._chosen(described, low, top, high) if described.expr is not None else self._made(described, high)
+        low = max([low, *(-(-self._limit_of(p, False) // k) for k, p in self.lower.get(atom, ()))])
+        top = min([top, *(self._limit_of(p, True) // k for k, p in self.upper.get(atom, ()))])
+        value = (
+            self._chosen(described, low, top, high)
+            if described.expr is not None
+            else self._compound_value(described, high)
+        )
         if not low <= value <= top:
             raise _Unknown
         self.values[atom] = value
@@ -579,15 +583,15 @@ class Counterexample:
             return int(top if math.isfinite(top) and (top < FAR or low > FAR) else max(low, FAR))
         return int(low if math.isfinite(low) and (low > -FAR or top < -FAR) else min(top, -FAR))
 
-    def _made(self, described: Atom, high: bool) -> int:
+    def _compound_value(self, described: Atom, high: bool) -> int:
         """Compute the value of a compound atom."""
         if described.op == "//":
-            x, d = (self._of(p, high) for p in described.args)
+            x, d = (self._limit_of(p, high) for p in described.args)
             if d > 0:
                 return x // d
         elif described.op in ("min", "max"):
             pick = min if described.op == "min" else max
-            return pick(self._of(p, high) for p in described.args)
+            return pick(self._limit_of(p, high) for p in described.args)
         raise _Unknown
 
 

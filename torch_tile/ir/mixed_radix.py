@@ -185,7 +185,7 @@ class MixedRadix:
         """Divide a sum by `d`, taking out the terms that are multiples of `d`."""
         if d == 1:
             return sum_
-        terms = [part for term in sum_.terms for part in self._split(term, d)]
+        terms = [part for term in sum_.terms for part in self._split_digit(term, d)]
         high, low = _parted(terms, d)
         carry = Digits(low, sum_.constant % d)
         if self.interval(carry).within(Interval(0, d - 1)):
@@ -205,7 +205,7 @@ class MixedRadix:
     def _remainder(self, sum_: Digits, m: int) -> Digits:
         """Compute a sum modulo `m`."""
         terms = [t for t in sum_.terms if t.factor % m]
-        terms = [part for term in terms for part in self._split(term, m) if part.factor % m]
+        terms = [part for term in terms for part in self._split_digit(term, m) if part.factor % m]
         sum_ = Digits(_collected(terms), sum_.constant % m)
         if self.interval(sum_).within(Interval(0, m - 1)):
             return sum_
@@ -216,7 +216,7 @@ class MixedRadix:
                 return self._remainder(Digits(high, sum_.constant // g), m // g).scaled(g) + low
         return Digits((Term(1, sum_.exact(), 1, m),))
 
-    def _split(self, t: Term, boundary: int) -> tuple[Term, ...]:
+    def _split_digit(self, t: Term, boundary: int) -> tuple[Term, ...]:
         """Split a digit at `boundary` into a multiple of it and a lower digit; or return the digit as it is."""
         if t.factor <= 0 or boundary % t.factor or t.factor == boundary:
             return (t,)

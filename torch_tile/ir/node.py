@@ -262,15 +262,15 @@ def _method(visitor: type, node: type) -> Any:
 
 def equal(a: object, b: object) -> bool:
     """Return whether two nodes have the same structure, with the very same symbols."""
-    return a is b or _same(a, b, None)
+    return a is b or _is_same(a, b, None)
 
 
 def alike(a: object, b: object) -> bool:
     """Return whether two nodes have the same structure up to symbols (variables and buffers) renamed one to one."""
-    return _same(a, b, ({}, {}))
+    return _is_same(a, b, ({}, {}))
 
 
-def _same(a: Any, b: Any, names: tuple[dict[Node, Node], dict[Node, Node]] | None) -> bool:
+def _is_same(a: Any, b: Any, names: tuple[dict[Node, Node], dict[Node, Node]] | None) -> bool:
     """Compare two nodes structurally, with bound variables renamed."""
     if isinstance(a, Node):
         if type(a) is not type(b):
@@ -283,11 +283,13 @@ def _same(a: Any, b: Any, names: tuple[dict[Node, Node], dict[Node, Node]] | Non
                 return forward.get(a) is b and backward.get(b) is a
             forward[a], backward[b] = b, a
         return all(
-            (a.is_symbol and name == "name") or name in a.unsaid or _same(getattr(a, name), getattr(b, name), names)
+            (a.is_symbol and name == "name") or name in a.unsaid or _is_same(getattr(a, name), getattr(b, name), names)
             for name in field_names(a)
         )
     if isinstance(a, tuple):
-        return isinstance(b, tuple) and len(a) == len(b) and all(_same(x, y, names) for x, y in zip(a, b, strict=True))
+        return (
+            isinstance(b, tuple) and len(a) == len(b) and all(_is_same(x, y, names) for x, y in zip(a, b, strict=True))
+        )
     if isinstance(a, float) and isinstance(b, float):  # nan is like nan, 0.0 is not like -0.0
         return (a != a and b != b) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     return type(a) is type(b) and bool(a == b)

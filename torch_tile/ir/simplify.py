@@ -75,11 +75,11 @@ class Simplifier:
         """Simplify operands; an operand evaluated only under a condition is simplified given the condition."""
         if isinstance(e, Binary):
             a = self(e.a)
-            b = self._under(a, e.op == "and", e.b) if e.op in LOGICAL else self(e.b)
+            b = self._simplify_where(a, e.op == "and", e.b) if e.op in LOGICAL else self(e.b)
             return e if a is e.a and b is e.b else Binary(e.op, a, b, span=e.span)
         if isinstance(e, Select):
             c = self(e.condition)
-            x, y = self._under(c, True, e.a), self._under(c, False, e.b)
+            x, y = self._simplify_where(c, True, e.a), self._simplify_where(c, False, e.b)
             same = c is e.condition and x is e.a and y is e.b
             return e if same else Select(c, x, y, span=e.span)
         return map_children(e, self._child)
@@ -88,7 +88,7 @@ class Simplifier:
         """Simplify a child if it is an expression."""
         return self(e) if isinstance(e, Expr) else e
 
-    def _under(self, condition: Expr, holds: bool, e: Expr) -> Expr:
+    def _simplify_where(self, condition: Expr, holds: bool, e: Expr) -> Expr:
         """Simplify an expression where a condition holds, or does not hold."""
         if isinstance(e, Const):
             return e
@@ -372,11 +372,11 @@ class _Statements(Rewriter):
         self.expr = Simplifier(ranges)
         self.thread: Var | None = None
 
-    def _known(self) -> Ranges:
+    def _ranges_here(self) -> Ranges:
         """Return the ranges at the current statement."""
         return self.expr.ranges
 
-    def _inside(self, node: N, ranges: Ranges) -> N:
+    def _simplify_in(self, node: N, ranges: Ranges) -> N:
         """Simplify a node under other ranges."""
         outer, self.expr = self.expr, Simplifier(ranges)
         new = self(node)
@@ -391,14 +391,14 @@ class _Statements(Rewriter):
         """Simplify a kernel, knowing that block indices are below the grid."""
         grid = tuple(self.expr(g) for g in k.grid)
         self.thread = k.thread
-        return _rebuilt(k, grid=grid, body=self._inside(k.body, self._known().kernel(k)))
+        return _rebuilt(k, grid=grid, body=self._simplify_in(k.body, self._ranges_here().kernel(k)))
 
     def visit_Role(self, r: stmt.Role) -> stmt.Role:
         """Simplify a role, knowing that the thread is one of the role's."""
         if self.thread is None:
             return self.children(r)
-        ranges = self._known().within(self.thread, r.first, r.first + r.count - 1)
-        return _rebuilt(r, body=self._inside(r.body, ranges))
+        ranges = self._ranges_here().within(self.thread, r.first, r.first + r.count - 1)
+        return _rebuilt(r, body=self._simplify_in(r.body, ranges))
 
     def visit_Block(self, b: stmt.Block) -> stmt.Block:
         """Flatten a block, and drop what follows a break or continue."""
@@ -421,12 +421,12 @@ class _Statements(Rewriter):
     def visit_For(self, f: stmt.For) -> stmt.Stmt:
         """Remove a loop that never runs or does nothing."""
         starts, stops = tuple(self.expr(x) for x in f.starts), tuple(self.expr(x) for x in f.stops)
-        ranges = self._known()
+        ranges = self._ranges_here()
         if any(ranges.prove(Binary(">=", a, b)) for a, b in zip(starts, stops, strict=True)):
             return NOTHING
         for var, start, stop in zip(f.vars, starts, stops, strict=True):
             ranges = ranges.loop(var, start, stop, f.step)
-        body = self._inside(f.body, ranges)
+        body = self._simplify_in(f.body, ranges)
         return _rebuilt(f, starts=starts, stops=stops, body=body) if body.stmts else NOTHING
 
     def visit_While(self, s: stmt.While) -> stmt.Stmt:
@@ -434,7 +434,7 @@ class _Statements(Rewriter):
         condition = self.expr(s.condition)
         if is_literal(condition, False):
             return NOTHING
-        body = self._inside(s.body, self._known().assume(condition))
+        body = self._simplify_in(s.body, self._ranges_here().assume(condition))
         return _rebuilt(s, condition=condition, body=body)
 
     def visit_If(self, s: stmt.If) -> stmt.Stmt:
@@ -442,10 +442,10 @@ class _Statements(Rewriter):
         condition = self.expr(s.condition)
         if isinstance(condition, Const):
             return self(s.then if condition.value else s.otherwise)  # type: ignore[no-any-return]
-        then = self._inside(s.then, self._known().assume(condition))
+        then = self._simplify_in(s.then, self._ranges_here().assume(condition))
         otherwise = s.otherwise
         if otherwise.stmts:
-            otherwise = self._inside(otherwise, self._known().assume(unary("not", condition)))
+            otherwise = self._simplify_in(otherwise, self._ranges_here().assume(unary("not", condition)))
         if not then.stmts and not otherwise.stmts:
             return NOTHING
         if not then.stmts:
@@ -460,11 +460,11 @@ class _Statements(Rewriter):
 
 def _rebuilt(node: N, **changed: Any) -> N:
     """Replace fields of `node`; return the same object if all are the same."""
-    same = all(_same(getattr(node, name), value) for name, value in changed.items())
+    same = all(_is_unchanged(getattr(node, name), value) for name, value in changed.items())
     return node if same else rebuilt(node, **changed)
 
 
-def _same(old: object, new: object) -> bool:
+def _is_unchanged(old: object, new: object) -> bool:
     """Return whether a rewrite left a field unchanged."""
     if isinstance(old, tuple) and isinstance(new, tuple):
         return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))

@@ -26,7 +26,7 @@ def clz(x: Scalar) -> Expr:
     """Count the leading zero bits, as an int32: all bits of the type for 0."""
     word, dtype = _zero_extended("T.clz", x)
     for step in (1, 2, 4, 8, 16, 32)[: 5 + (word.dtype.bits == 64)]:
-        word = _named(word | (word >> step))
+        word = _bind(word | (word >> step))
     return binary("-", const(dtype.bits, dt.int32), cast(_ones(word), dt.int32))
 
 
@@ -34,7 +34,7 @@ def ffs(x: Scalar) -> Expr:
     """Return the position of the lowest set bit, an int32 counted from 1, or 0 if no bit is set."""
     word, _ = _zero_extended("T.__ffs", x)
     below = (word & (~word + const(1, word.dtype))) - const(1, word.dtype)  # the bits below it; all if there is none
-    found = cast(_ones(_named(below)), dt.int32) + 1
+    found = cast(_ones(_bind(below)), dt.int32) + 1
     return select(binary("==", word, const(0, word.dtype)), const(0, dt.int32), found)
 
 
@@ -45,24 +45,24 @@ def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
     `base` is tested. The result is 0xFFFFFFFF if there is no such bit.
     """
     word, _ = _zero_extended("T.__fns", cast(to_expr(mask, op="T.__fns"), dt.uint32))
-    first, number = (_named(cast(to_expr(value, op="T.__fns"), dt.int32)) for value in (base, offset))
+    first, number = (_bind(cast(to_expr(value, op="T.__fns"), dt.int32)) for value in (base, offset))
     one = const(1, dt.uint32)
     up_to = one << cast(first, dt.uint32)
-    lower = _named(cast(_ones(word & (up_to - one)), dt.int32))  # bits that are set below `base`
-    own = _named(word & up_to)
+    lower = _bind(cast(_ones(word & (up_to - one)), dt.int32))  # bits that are set below `base`
+    own = _bind(word & up_to)
     here = cast(binary("!=", own, const(0, dt.uint32)), dt.int32)
     # Number k of all bits that are set, counted from 1.
-    rank = _named(select(number > 0, lower + number, lower + here + number + 1))
-    rank = _named(select(binary("==", number, 0), select(here > 0, lower + 1, const(0, dt.int32)), rank))
+    rank = _bind(select(number > 0, lower + number, lower + here + number + 1))
+    rank = _bind(select(binary("==", number, 0), select(here > 0, lower + 1, const(0, dt.int32)), rank))
     place: Expr = const(0, dt.int32)
     left, rest = rank, word
     for half in (16, 8, 4, 2, 1):
         part = rest & const((1 << half) - 1, dt.uint32)
-        count = _named(cast(_ones(part), dt.int32))
-        above = _named(left > count)
-        place = _named(select(above, place + half, place))
-        left = _named(select(above, left - count, left))
-        rest = _named(select(above, rest >> half, part))
+        count = _bind(cast(_ones(part), dt.int32))
+        above = _bind(left > count)
+        place = _bind(select(above, place + half, place))
+        left = _bind(select(above, left - count, left))
+        rest = _bind(select(above, rest >> half, part))
     total = cast(_ones(word), dt.int32)
     is_there = binary("and", rank > 0, binary("<=", rank, total))
     return select(is_there, cast(place, dt.uint32), const(NONE_FOUND, dt.uint32))
@@ -75,19 +75,19 @@ def _zero_extended(what: str, x: Scalar) -> tuple[Expr, DType]:
         why, fix = f"is a {value.dtype}", "give an integer, or the bits of a float by T.reinterpret"
         raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
     own = cast(value, dt.BY_NAME[f"uint{value.dtype.bits}"])
-    return _named(cast(own, dt.uint64 if value.dtype.bits == 64 else dt.uint32)), value.dtype
+    return _bind(cast(own, dt.uint64 if value.dtype.bits == 64 else dt.uint32)), value.dtype
 
 
 def _ones(word: Expr) -> Expr:
     """Count the set bits of a uint32 or uint64 by adding pairs, then groups of four, then bytes."""
     size = word.dtype.bits // 8
     twos, fours, bytes_, each = (const(int(byte * size, 16), word.dtype) for byte in ("55", "33", "0f", "01"))
-    word = _named(word - ((word >> 1) & twos))
-    word = _named((word & fours) + ((word >> 2) & fours))
-    word = _named((word + (word >> 4)) & bytes_)
-    return _named((word * each) >> (word.dtype.bits - 8))
+    word = _bind(word - ((word >> 1) & twos))
+    word = _bind((word & fours) + ((word >> 2) & fours))
+    word = _bind((word + (word >> 4)) & bytes_)
+    return _bind((word * each) >> (word.dtype.bits - 8))
 
 
-def _named(value: Expr) -> Expr:
+def _bind(value: Expr) -> Expr:
     """Name `value`, so that it is computed once."""
     return let("bits", value) if is_tracing() else value

@@ -64,7 +64,7 @@ class Branches:
         self.chooses = len(self.ends) == 2 and all(map(_is_cheap, self.scopes))
         if len(self.ends) == 1:
             self.left = values
-            return [self._again(b, value) for b, value in zip(self.before, values, strict=True)]
+            return [self._in_second_branch(b, value) for b, value in zip(self.before, values, strict=True)]
         return [self._joined(position, value) for position, value in enumerate(values)]
 
     @property
@@ -88,7 +88,7 @@ class Branches:
         return not isinstance(value, Expr) or not any(n.is_symbol and self.tracer.has_ended(n) for n in walk(value))
 
     @staticmethod
-    def _again(before: Any, value: Any) -> Any:
+    def _in_second_branch(before: Any, value: Any) -> Any:
         """Return the value of a name in the second branch, which cannot read device values of the first branch."""
         return value if before is UNBOUND and isinstance(value, Expr) else before
 
@@ -234,10 +234,10 @@ class Reads:
     def _block(self, stmts: list[ast.stmt], after: Names) -> Names:
         """Return the names that are live in front of a block; `after` are those live behind it."""
         for stmt in reversed(stmts):
-            after = self._before(stmt, after)
+            after = self._live_before(stmt, after)
         return after
 
-    def _before(self, stmt: ast.stmt, after: Names) -> Names:
+    def _live_before(self, stmt: ast.stmt, after: Names) -> Names:
         """Return the names that are live in front of `stmt`; `after` are those live behind it."""
         match stmt:
             case ast.If():

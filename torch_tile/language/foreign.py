@@ -102,7 +102,7 @@ def access_ptr(
     assert region is not None
     sizes = extents[0] if len(extents) == 1 and isinstance(extents[0], tuple | list) else extents
     count = [extent] if extent is not None else list(sizes) or list(region.extents)
-    return Pointer(_moved(Address(region.buffer, region.starts), offset), str(kind), _product(count))
+    return Pointer(_advanced(Address(region.buffer, region.starts), offset), str(kind), _product(count))
 
 
 def tvm_access_ptr(ptype: Any, data: Tile, offset: Scalar, extent: Scalar, rw_mask: str | int) -> Pointer:
@@ -124,7 +124,7 @@ def _product(sizes: Sequence[Any]) -> int:
     return total
 
 
-def _moved(address: Address, offset: Scalar) -> Address:
+def _advanced(address: Address, offset: Scalar) -> Address:
     """Advance an address by some elements, row by row."""
     if is_number(offset) and offset == 0:
         return address
@@ -279,10 +279,10 @@ def _declared(what: str, text: str | None, given: Pointer) -> tuple[str, int]:
 def _argument(given: Any) -> Any:
     """Convert an argument to a pointer or a value."""
     if isinstance(given, Pointer):
-        _plain(given.address.buffer)
+        _lay_out_row_major(given.address.buffer)
         return given
     if isinstance(given, Address):
-        _plain(given.buffer)
+        _lay_out_row_major(given.buffer)
         return Pointer(given, "rw", -1)
     if isinstance(given, Expr) or is_number(given):  # an element is its value, as C has it
         return to_expr(given)
@@ -290,11 +290,11 @@ def _argument(given: Any) -> Any:
     if region is None:
         fix = "give numbers, expressions, buffers, and pointers of T.access_ptr or T.address_of"
         raise error("bad_argument", None, op="T.call_extern", name="operands", why=f"has {given!r}"[:80], fix=fix)
-    _plain(region.buffer)
+    _lay_out_row_major(region.buffer)
     return Pointer(Address(region.buffer, region.starts), "rw", -1)
 
 
-def _plain(buffer: Buffer) -> None:
+def _lay_out_row_major(buffer: Buffer) -> None:
     """Give a tile that foreign text reads a row-major layout, unless its author asks for another layout."""
     if buffer.scope == "fragment":
         why = f"is in `{buffer.name}`, a fragment, whose elements the compiler shares out among threads"

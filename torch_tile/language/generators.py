@@ -59,11 +59,11 @@ class Generator:
     def apply_power(self, exponent: Expr, apply: Callable[[], None], square: Callable[[], None]) -> None:
         """Apply a power of a step by repeated squaring: `apply` where the exponent's lowest bit is 1, then `square`."""
         left = make_variable("left", dt.uint64, exponent)
-        with repeat_while(binary("!=", left, _long(0))):
-            with when(binary("!=", left & _long(1), _long(0))):
+        with repeat_while(binary("!=", left, _uint64(0))):
+            with when(binary("!=", left & _uint64(1), _uint64(0))):
                 apply()
             square()
-            self.put(left, left >> _long(1))
+            self.put(left, left >> _uint64(1))
 
 
 class Philox(Generator):
@@ -81,12 +81,12 @@ class Philox(Generator):
 
     def word(self) -> Expr:
         """Draw the next word; after the fourth, generate four more."""
-        place = let("place", cast(self.drawn & _long(3), dt.int32))
+        place = let("place", cast(self.drawn & _uint64(3), dt.int32))
         word: Expr = self.words[3]
         for n in (2, 1, 0):
             word = select(binary("==", place, n), self.words[n], word)
         found = let("random", word)
-        self.put(self.drawn, self.drawn + _long(1))
+        self.put(self.drawn, self.drawn + _uint64(1))
         with when(binary("==", place, 3)):
             self._refill()
         return found
@@ -97,7 +97,7 @@ class Philox(Generator):
 
     def _refill(self) -> None:
         """Compute the four words that contain number `drawn`."""
-        low, high = _halves(self.drawn >> _long(2))
+        low, high = _halves(self.drawn >> _uint64(2))
         for place, word in enumerate(self.words):
             self.put(word, intrinsics.call(intrinsics.random.NAME, _word(place), low, high, *self.place))
 
@@ -190,8 +190,8 @@ class Mrg32k3a(Generator):
         low, high = (let("half", cast(half, dt.uint64)) for half in halves)
         self.states = []
         for prime, chosen in zip(self.PRIMES, ((low, high, low), (high, low, high)), strict=True):
-            starts = [select(binary("==", seed, _long(0)), _long(1), half) * _long(self.START) for half in chosen]
-            self.states.append([make_variable("state", dt.uint64, start % _long(prime)) for start in starts])
+            starts = [select(binary("==", seed, _uint64(0)), _uint64(1), half) * _uint64(self.START) for half in chosen]
+            self.states.append([make_variable("state", dt.uint64, start % _uint64(prime)) for start in starts])
         for number, power in (seq, 1 << self.APART), (off, 1):
             for state, prime, factors in zip(self.states, self.PRIMES, self.FACTORS, strict=True):
                 self._advance(number, power, state, prime, factors)
@@ -209,25 +209,25 @@ class Mrg32k3a(Generator):
         """Take one step of both recurrences and return their difference, from 1 to the first prime."""
         found = []
         for state, prime, factors in zip(self.states, self.PRIMES, self.FACTORS, strict=True):
-            terms = [(v * _long(f % prime)) % _long(prime) for v, f in zip(state, factors, strict=True) if f]
-            newest = let("newest", (terms[0] + terms[1]) % _long(prime))
+            terms = [(v * _uint64(f % prime)) % _uint64(prime) for v, f in zip(state, factors, strict=True) if f]
+            newest = let("newest", (terms[0] + terms[1]) % _uint64(prime))
             for older, value in zip(state, [*state[1:], newest], strict=True):
                 self.put(older, value)
             found.append(newest)
         first, second = found
-        return let("difference", first - second + select(first > second, _long(0), _long(self.PRIMES[0])))
+        return let("difference", first - second + select(first > second, _uint64(0), _uint64(self.PRIMES[0])))
 
     def _advance(self, number: Expr, power: int, state: Sequence[Load], prime: int, factors: Sequence[int]) -> None:
         """Take `number * power` steps of one recurrence, by squares of the matrix of its step."""
         step = ((0, 1, 0), (0, 0, 1), tuple(f % prime for f in factors))
-        rows = [[make_variable("m", dt.uint64, _long(v)) for v in row] for row in _matrix_power(step, power, prime)]
+        rows = [[make_variable("m", dt.uint64, _uint64(v)) for v in row] for row in _matrix_power(step, power, prime)]
 
         def products(right: Sequence[Expr]) -> list[Expr]:
             """Return the matrix times a column."""
             found = []
             for row in rows:
-                terms = [(a * b) % _long(prime) for a, b in zip(row, right, strict=True)]
-                found.append(let("product", (terms[0] + terms[1] + terms[2]) % _long(prime)))
+                terms = [(a * b) % _uint64(prime) for a, b in zip(row, right, strict=True)]
+                found.append(let("product", (terms[0] + terms[1] + terms[2]) % _uint64(prime)))
             return found
 
         def apply() -> None:
@@ -253,7 +253,7 @@ def _word(value: int) -> Expr:
     return const(value, dt.uint32)
 
 
-def _long(value: int) -> Expr:
+def _uint64(value: int) -> Expr:
     """Return a constant of 64 bits."""
     return const(value, dt.uint64)
 

@@ -39,7 +39,7 @@ def load(kind: str, width: int) -> Callable[..., Expr | Vector]:
         own = _local(region.buffer.dtype, count)
 
         def value(n: Expr) -> Expr:
-            found: Expr = Load(region.buffer, _moved(region, n))
+            found: Expr = Load(region.buffer, _indices_after(region, n))
             return found if pred is None else select(truth(pred), found, const(0, found.dtype))
 
         _loop(count, lambda n: Store(own, (n,), value(n)))
@@ -80,7 +80,7 @@ def store(kind: str, width: int) -> Callable[..., None]:
             at.emit(Store(own, (const(n, dt.int32),), element))
 
         def write() -> None:
-            _loop(count, lambda n: Store(region.buffer, _moved(region, n), Load(own, (n,))))
+            _loop(count, lambda n: Store(region.buffer, _indices_after(region, n), Load(own, (n,))))
 
         if pred is None:
             write()
@@ -128,7 +128,7 @@ def _neighbours(what: str, name: str, tile: Any, kind: str, width: int) -> tuple
     return region, width // dtype.bits
 
 
-def _moved(region: Region, n: Expr) -> tuple[Expr, ...]:
+def _indices_after(region: Region, n: Expr) -> tuple[Expr, ...]:
     """Return the indices `n` elements after the start of a region."""
     *outer, last = region.starts
     return (*outer, simplify(binary("+", last, n)))
@@ -187,7 +187,7 @@ def _pair(what: str, given: Any) -> Vector:
     if region is not None:
         extents = [e for e in region.extents if not is_one(e)]
         if len(extents) == 1 and isinstance(extents[0], Const) and extents[0].value == 2:
-            found = Vector([Load(region.buffer, _moved(region, const(n, dt.int32))) for n in range(2)])
+            found = Vector([Load(region.buffer, _indices_after(region, const(n, dt.int32))) for n in range(2)])
     if found is None or len(found) != 2 or not found.dtype.element.is_float:
         why, fix = f"is {given!r}"[:80], "give two neighbouring floats, A[i : i + 2], or a vector such as T.float32x2"
         raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)

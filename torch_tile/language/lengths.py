@@ -42,13 +42,13 @@ def _whole(region: Region, others: Sequence[Expr]) -> Region:
     ranges = []
     for one, size in zip(region.ranges, region.buffer.shape, strict=True):
         other = None if is_one(one.extent) else next(rest)
-        if isinstance(other, Const) and region.buffer.scope == "global" and _ends(one, size, other):
+        if isinstance(other, Const) and region.buffer.scope == "global" and _ends_at(one, size, other):
             one = replace(one, extent=other)
         ranges.append(one)
     return replace(region, ranges=tuple(ranges))
 
 
-def _ends(one: Range, size: Expr, length: Const) -> bool:
+def _ends_at(one: Range, size: Expr, length: Const) -> bool:
     """Return whether a range has `length` indices, or ends at `size` if that comes first."""
     start, extent = simplify(expand_names(one.start)), simplify(expand_names(one.extent))
     left = simplify(size - start)

@@ -244,7 +244,7 @@ def _has_room(a: Expr, b: Expr) -> bool:
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
-    ranges, parts = _known(a, b)
+    ranges, parts = _value_ranges(a, b)
     if ranges.interval(b).low < 0:
         return False
     far = 1 << dtype.bits // 2  # from the top of the type, whatever sizes multiply
@@ -257,7 +257,7 @@ def _has_room(a: Expr, b: Expr) -> bool:
     return most.high <= whole.high if widened else most.within(whole)
 
 
-def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
+def _value_ranges(*values: Expr) -> tuple[Ranges, list[Expr]]:
     """Return the value ranges of the names in `values`, and the variables, elements and literals that they depend on.
 
     Sizes and positions count as far from the top of their type.

@@ -126,7 +126,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError:
     text = str(problem)
     if isinstance(problem, NameError):
         name = problem.name or text.split("'")[1]
-        return error("undefined_name", span, name=name, fix=_meant(name, problem, language))
+        return error("undefined_name", span, name=name, fix=_suggestion(name, problem, language))
     if isinstance(problem, AttributeError):
         kind = type(problem.obj)
         if isinstance(problem.obj, Expr | Handle | Region):
@@ -220,7 +220,7 @@ def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | No
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters), fix=fix)
 
 
-def _meant(name: str, problem: NameError, language: Any) -> str:
+def _suggestion(name: str, problem: NameError, language: Any) -> str:
     """Suggest what an undefined name stands for: a near name of its function, T's, or what replaces it; "" if none."""
     trace = problem.__traceback__
     while trace is not None and trace.tb_next is not None:

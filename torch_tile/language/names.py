@@ -51,7 +51,7 @@ class _Let:
             return under_name("t", to_expr(x, op="T.let"))
         symbol, meant = _bound("T.let", x, value)
         if body is not None:
-            return _inside(body, {symbol: meant})
+            return _replace_in(body, {symbol: meant})
         at = tracer("T.let")
         object.__setattr__(symbol, "role", "let")
         at.emit(Named(symbol, meant))
@@ -64,7 +64,7 @@ let: _Let = _Let()
 
 def Let(expr: Scalar, where: Mapping[Any, Scalar]) -> Any:
     """Substitute the values of `where` for symbols in `expr`, as in TIR: `T.Let(x * x, where={x: A[i]})`."""
-    return _inside(expr, dict(_bound("T.Let", x, value) for x, value in where.items()))
+    return _replace_in(expr, dict(_bound("T.Let", x, value) for x, value in where.items()))
 
 
 def bind(value: Scalar) -> Any:
@@ -85,7 +85,7 @@ def _bound(what: str, x: Any, value: Any) -> tuple[Symbol, Expr]:
     return x, cast(to_expr(value, x.dtype, what), x.dtype)
 
 
-def _inside(body: Any, values: dict[Symbol, Expr]) -> Any:
+def _replace_in(body: Any, values: dict[Symbol, Expr]) -> Any:
     """Replace names by their values in a body."""
     known = IdMap((x, under_name(x.name, value)) for x, value in values.items())
     return Replaced(known)(body) if isinstance(body, Expr) else body

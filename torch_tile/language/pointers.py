@@ -100,8 +100,8 @@ def _at_address(address: Expr, shape: Any, dtype: Any, strides: Any, align: int)
         name, why, fix = ("dtype", f"is {element}", "give uint8, and take the elements of a byte apart")
     if name:
         raise error("bad_argument", None, op="T.make_tensor", name=name, why=why, fix=fix)
-    sizes = tuple(map(_named, shape_of(shape, "a tensor's shape")))
-    steps = None if strides is None else tuple(map(_named, shape_of(strides, "strides")))
+    sizes = tuple(map(_named_size, shape_of(shape, "a tensor's shape")))
+    steps = None if strides is None else tuple(map(_named_size, shape_of(strides, "strides")))
     if steps is not None and len(steps) != len(sizes):
         raise error("bad_shape", None, what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
     place = let("address", cast(address, dt.int64))
@@ -119,7 +119,7 @@ def _at_address(address: Expr, shape: Any, dtype: Any, strides: Any, align: int)
     return Handle(buffer)
 
 
-def _named(size: Expr) -> Expr:
+def _named_size(size: Expr) -> Expr:
     """Name a size that the kernel computes."""
     is_plain = isinstance(size, Const) or (isinstance(size, Var) and size.role in ("dim", "param", "let"))
     return size if is_plain else let("size", size)

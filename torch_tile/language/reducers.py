@@ -349,7 +349,7 @@ def tvm_thread_allreduce(
 
     for binding in bindings:
         dim, threads = _dimension(at, what, binding), at.launch.threads
-        total = _over(at, let("part", total), threads[dim], math.prod(threads[:dim]), fold)
+        total = _reduce_strided(at, let("part", total), threads[dim], math.prod(threads[:dim]), fold)
     at.emit(Store(target.buffer, target.starts, total))
 
 
@@ -390,7 +390,7 @@ def _counted(what: str, predicate: Any) -> Expr:
         return let("total", a + b)
 
     threads = math.prod(at.launch.threads)
-    return let("total", _over(at, let("part", total), threads, 1, add, for_all=True))
+    return let("total", _reduce_strided(at, let("part", total), threads, 1, add, for_all=True))
 
 
 def _dimension(at: Tracer, what: str, binding: Any) -> int:
@@ -413,7 +413,7 @@ def _resolved(at: Tracer, value: Expr) -> Expr:
     return value
 
 
-def _over(
+def _reduce_strided(
     at: Tracer, part: Expr, count: int, stride: int, fold: Callable[[Expr, Expr], Expr], for_all: bool = False
 ) -> Expr:
     """Reduce over `count` threads that are `stride` apart. All of them get the same bits.

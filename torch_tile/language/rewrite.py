@@ -245,7 +245,7 @@ class _Reroute(ast.NodeTransformer):
         """Rewrite `target = value`."""
         if _is_place(target):
             made, place, _ = self._place(target)
-            return [*made, self._put(place, value, at)]
+            return [*made, self._assign_place(place, value, at)]
         if isinstance(target, ast.Name):
             value = self._bind(target.id, value, at)
         elif isinstance(target, ast.Tuple | ast.List) and not all(isinstance(e, ast.Name) for e in target.elts):
@@ -290,7 +290,7 @@ class _Reroute(ast.NodeTransformer):
         )
         return made, ast.copy_location(place, target), ast.copy_location(held, target)
 
-    def _put(self, place: Any, value: ast.expr, at: ast.stmt) -> ast.stmt:
+    def _assign_place(self, place: Any, value: ast.expr, at: ast.stmt) -> ast.stmt:
         """Assign to a place, unless the recorder stores the value in the variable that is there."""
         named = isinstance(place, ast.Attribute)
         which = ast.Constant(place.attr) if named else place.slice
@@ -311,7 +311,7 @@ class _Reroute(ast.NodeTransformer):
         value = self.visit(node.value)
         if _is_place(node.target):
             made, place, held = self._place(node.target)
-            return [*made, self._put(place, ast.copy_location(ast.BinOp(held, node.op, value), node), node)]
+            return [*made, self._assign_place(place, ast.copy_location(ast.BinOp(held, node.op, value), node), node)]
         if not isinstance(node.target, ast.Name):
             return ast.copy_location(ast.AugAssign(self.visit(node.target), node.op, value), node)
         total = ast.copy_location(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, value), node)
@@ -537,18 +537,18 @@ class _WordsForCalls(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call) or call.args or call.keywords:
             return node
-        if self.loops and getattr(self._meant(call.func), "is_break", False):
+        if self.loops and getattr(self._meaning_of(call.func), "is_break", False):
             return ast.copy_location(ast.Break(), node)
         return node
 
     def visit_With(self, node: ast.With) -> ast.stmt:
         """Replace a loop that is written as a region."""
         first = node.items[0].context_expr
-        if isinstance(first, ast.Call) and getattr(self._meant(first.func), "is_while", False):
+        if isinstance(first, ast.Call) and getattr(self._meaning_of(first.func), "is_while", False):
             return self._loop(ast.copy_location(ast.While(first, node.body, []), node))
         return self.generic_visit(node)  # type: ignore[return-value]
 
-    def _meant(self, function: ast.expr) -> Any:
+    def _meaning_of(self, function: ast.expr) -> Any:
         """Return what a name, or an attribute of a name, stands for; None if that is not known yet."""
         match function:
             case ast.Name(id=name):

@@ -58,16 +58,16 @@ class _Returns:
                 return [*found, *(self._end(one) if looped else ())]
             if not contains(one, ThreadReturn):
                 found.append(one)
-            elif looped or not isinstance(one, If) or not (_ends(one.then) or _ends(one.otherwise)):
-                found += [self._inside(one, looped), *self._guarded(rest, one, looped)]
+            elif looped or not isinstance(one, If) or not (_returns(one.then) or _returns(one.otherwise)):
+                found += [self._rewrite_inside(one, looped), *self._guarded(rest, one, looped)]
                 return found
             else:  # the rest is for the threads of the other branch
-                sides = [side.stmts if _ends(side) else (*side.stmts, *rest) for side in (one.then, one.otherwise)]
+                sides = [side.stmts if _returns(side) else (*side.stmts, *rest) for side in (one.then, one.otherwise)]
                 then, otherwise = (Block(tuple(self.block(side, False))) for side in sides)
                 return [*found, rebuilt(one, then=then, otherwise=otherwise)]
         return found
 
-    def _inside(self, one: Stmt, looped: bool) -> Stmt:
+    def _rewrite_inside(self, one: Stmt, looped: bool) -> Stmt:
         """Rewrite a branch or loop in which threads return: they set the flag, and what follows tests it."""
         if isinstance(one, If):
             sides = [Block(tuple(self._flag(side.stmts, looped))) for side in (one.then, one.otherwise)]
@@ -87,7 +87,7 @@ class _Returns:
                 return [*stmts[:place], self._end(one)[0]]
             if contains(one, ThreadReturn):
                 behind = self._guarded(stmts[place + 1 :], one, False)
-                return [*stmts[:place], self._inside(one, False), *behind]
+                return [*stmts[:place], self._rewrite_inside(one, False), *behind]
         return list(stmts)
 
     def _end(self, one: Stmt) -> list[Stmt]:
@@ -105,10 +105,10 @@ class _Returns:
         return [If(Unary("not", ended), Block(tuple(left)), Block(()), span=one.span)] if left else []
 
 
-def _ends(side: Block) -> bool:
+def _returns(side: Block) -> bool:
     """Return whether all threads that come to a branch end in it."""
     return any(
-        isinstance(one, ThreadReturn) or (isinstance(one, If) and _ends(one.then) and _ends(one.otherwise))
+        isinstance(one, ThreadReturn) or (isinstance(one, If) and _returns(one.then) and _returns(one.otherwise))
         for one in side.stmts
     )
 

@@ -114,7 +114,7 @@ class _Branches:
                 self._name(one)
             parts = self._parts(one) if isinstance(one, If) and (outermost or self.ordered) else None
             if parts is None:
-                found.append(self._inside(one))
+                found.append(self._rewrite_inside(one))
                 after_role = after_role and isinstance(one, Let | Alloc)
                 continue
             if after_role and not self.ordered:
@@ -125,7 +125,7 @@ class _Branches:
             after_role = True
         return found
 
-    def _inside(self, one: Stmt) -> Stmt:
+    def _rewrite_inside(self, one: Stmt) -> Stmt:
         """Rewrite a loop, or a branch of all threads, with roles in it."""
         if isinstance(one, While) or (isinstance(one, For) and one.kind is not LoopKind.PARALLEL):
             return self._with_bodies(one, "body")
@@ -160,11 +160,11 @@ class _Branches:
         """Return what each set of warps runs of a branch; None unless it splits into whole warps and must be split."""
         if not _must_split(one):
             return None
-        found = self._split(one, list(range(self.threads)))
+        found = self._by_threads(one, list(range(self.threads)))
         whole = found and all(_are_warps(part.those) for part in found)
         return found if whole else None
 
-    def _split(self, one: If, those: list[int]) -> list[_Part] | None:
+    def _by_threads(self, one: If, those: list[int]) -> list[_Part] | None:
         """Split a branch by the threads that take it."""
         values = self._values(one.condition, those)
         if values is None:
@@ -181,7 +181,9 @@ class _Branches:
         for let in block.stmts:
             if isinstance(let, Let):
                 self._name(let)
-        inner = {s: p for s in block.stmts if isinstance(s, If) and _must_split(s) and (p := self._split(s, those))}
+        inner = {
+            s: p for s in block.stmts if isinstance(s, If) and _must_split(s) and (p := self._by_threads(s, those))
+        }
         rest = [s for s in block.stmts if s not in inner]
         asked = [registers_of(s) for s in rest if registers_of(s)]
         if not all(registers_of(s) or is_of_a_thread(s) for s in rest) or len(asked) > 1:

@@ -155,7 +155,7 @@ class _Homes(Rewriter):
         home = self.homes.get(view)
         if home is None or home is view:
             return self.children(node)
-        return inside(view, indices, _read(view, home, indices))
+        return inside(view, indices, _load_element(view, home, indices))
 
     def visit_Address(self, node: Address) -> Expr:
         """Return the element's address in the home."""
@@ -334,7 +334,7 @@ def _unsigned(bits: int) -> dt.DType:
     return dt.BY_NAME[f"uint{bits}"]
 
 
-def _read(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
+def _load_element(view: Buffer, home: Buffer, indices: Sequence[Expr]) -> Expr:
     """Load a view's element from the buffer that holds it."""
     w, h = view.dtype.bits, home.dtype.bits
     at, part = _place(view, home, indices)

@@ -28,27 +28,27 @@ def shfl_sync(value: Scalar, lane: Scalar, width: int = WARP, mask: Scalar = FUL
     """Return `value` of lane number `lane` in each group of `width` neighbouring lanes, a power of two up to 32."""
     value, lane, width = _operands("T.shfl_sync", value, lane, width, mask)
     source = lane if width == WARP else get_lane_idx() // width * width + lane % width
-    return _made("T.shfl_sync", memory.shuffle(value, source))
+    return _exchange("T.shfl_sync", memory.shuffle(value, source))
 
 
 def shfl_xor(value: Scalar, lane_mask: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane whose number differs by `lane_mask`, in groups of `width`; else the own one."""
     value, bits, width = _operands("T.shfl_xor", value, lane_mask, width, mask)
-    got = _made("T.shfl_xor", memory.shuffle_xor(value, bits))
+    got = _exchange("T.shfl_xor", memory.shuffle_xor(value, bits))
     return got if width == WARP else select(bits < width, got, value)
 
 
 def shfl_up(value: Scalar, delta: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane `delta` below; the first `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_up", value, delta, width, mask)
-    got = _made("T.shfl_up", memory.shuffle_up(value, delta))
+    got = _exchange("T.shfl_up", memory.shuffle_up(value, delta))
     return got if width == WARP else select(get_lane_idx() % width >= delta, got, value)
 
 
 def shfl_down(value: Scalar, delta: Scalar, width: int = WARP, mask: Scalar = FULL) -> Expr:
     """Return `value` of the lane `delta` above; the last `delta` of each `width` lanes keep their own."""
     value, delta, width = _operands("T.shfl_down", value, delta, width, mask)
-    got = _made("T.shfl_down", memory.shuffle_down(value, delta))
+    got = _exchange("T.shfl_down", memory.shuffle_down(value, delta))
     return got if width == WARP else select(get_lane_idx() % width + delta < width, got, value)
 
 
@@ -76,24 +76,24 @@ def activemask() -> Expr:
 
 def any_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in any lane of the warp."""
-    return cast(_made("T.any_sync", memory.vote_any(_vote_condition("T.any_sync", predicate, mask))), dt.int32)
+    return cast(_exchange("T.any_sync", memory.vote_any(_vote_condition("T.any_sync", predicate, mask))), dt.int32)
 
 
 def all_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return an int32, not 0 where `predicate` holds in all lanes of the warp."""
-    return cast(_made("T.all_sync", memory.vote_all(_vote_condition("T.all_sync", predicate, mask))), dt.int32)
+    return cast(_exchange("T.all_sync", memory.vote_all(_vote_condition("T.all_sync", predicate, mask))), dt.int32)
 
 
 def ballot_sync(predicate: Scalar, mask: Scalar = FULL) -> Expr:
     """Return a uint64 with a bit for each lane of the warp, set where `predicate` holds."""
-    return cast(_made("T.ballot_sync", memory.ballot(_vote_condition("T.ballot_sync", predicate, mask))), dt.uint64)
+    return cast(_exchange("T.ballot_sync", memory.ballot(_vote_condition("T.ballot_sync", predicate, mask))), dt.uint64)
 
 
 def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
     """Return a uint32 with a bit for each lane of the warp, set where `value` has this thread's bits."""
     own, total = _code("T.match_any_sync", value, mask), cast(0, dt.uint32)
     for lane in range(WARP):
-        there = _made("T.match_any_sync", memory.shuffle(own, cast(lane, dt.int32)))
+        there = _exchange("T.match_any_sync", memory.shuffle(own, cast(lane, dt.int32)))
         total = total | select(binary("==", there, own), cast(1 << lane, dt.uint32), cast(0, dt.uint32))
     return let("lanes", total)
 
@@ -101,8 +101,8 @@ def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
 def match_all_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
     """Return a uint32: all bits set if `value` has the same bits in all lanes of the warp, else 0."""
     own = _code("T.match_all_sync", value, mask)
-    first = _made("T.match_all_sync", memory.shuffle(own, cast(0, dt.int32)))
-    same = _made("T.match_all_sync", memory.vote_all(binary("==", first, own)))
+    first = _exchange("T.match_all_sync", memory.shuffle(own, cast(0, dt.int32)))
+    same = _exchange("T.match_all_sync", memory.vote_all(binary("==", first, own)))
     return select(same, cast(FULL, dt.uint32), cast(0, dt.uint32))
 
 
@@ -128,7 +128,7 @@ def warp_reduce(kind: str) -> Callable[[Any], Expr]:
             raise error("bad_argument", None, op=what, name="value", why=why, fix=fix)
         for step in (16, 8, 4, 2, 1):
             total = let("total", total)
-            total = let("total", combine(kind, total, _made(what, memory.shuffle_xor(total, step))))
+            total = let("total", combine(kind, total, _exchange(what, memory.shuffle_xor(total, step))))
         return total
 
     apply.__name__ = apply.__qualname__ = f"warp_reduce_{kind}"
@@ -155,7 +155,7 @@ def dp4a(a: Any, b: Any, c: Any) -> None:
 
 
 def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple[Expr, Expr, int]:
-    """Sort the arguments of a warp shuffle, with CUDA's mask first or not."""
+    """Return value, lane and width of a warp shuffle, whose mask may come first, as CUDA's does."""
     if is_number(value) and value == FULL:  # the mask in front, as older kernels and CUDA have it
         value, other, width, mask = other, width, WARP, value
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, WARP):
@@ -190,7 +190,7 @@ def _require_all_lanes(what: str, mask: Any) -> None:
         raise error("bad_argument", None, op=what, name="mask", why=f"is {mask!r}", fix=fix)
 
 
-def _made(what: str, exchange: Expr) -> Expr:
+def _exchange(what: str, exchange: Expr) -> Expr:
     """Record a shuffle or vote in a statement of its own, since not all lanes may use its result."""
     at = in_kernel(what)
     if at.doubtful or at.in_nest:

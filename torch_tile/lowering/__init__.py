@@ -135,18 +135,18 @@ def lower_for_gpu(program: Program, build: Build) -> Program:
         return lower(program, cuda_passes(build))
     except TileError as problem:
         first = problem
-    if first.code == "divergent_hazard" and (told := _told(build, OWN)):
+    if first.code == "divergent_hazard" and (told := _places_of_remark(build, OWN)):
         _forget(build)
         build.remark(told[0], "T.own_rows", "all rows, as warpgroups exchange what they compute")
         return lower(program, cuda_passes(build, shared_rows=True))
-    if first.code == "shared_memory" and (told := _told(build, DOUBLED)):
+    if first.code == "shared_memory" and (told := _places_of_remark(build, DOUBLED)):
         _forget(build)
         build.remark(told[0], "T.gemm", "one version of operands, as two need more shared memory than there is")
         try:
             return lower(program, cuda_passes(build, single=True))
         except TileError as problem:
             first = problem
-    split = _told(build, SPLIT)
+    split = _places_of_remark(build, SPLIT)
     if first.code != "shared_memory" or not split:
         raise first
     _forget(build)
@@ -158,7 +158,7 @@ def lower_for_gpu(program: Program, build: Build) -> Program:
         raise first from None
 
 
-def _told(build: Build, text: str) -> list[Span | None]:
+def _places_of_remark(build: Build, text: str) -> list[Span | None]:
     """Return the places of the remarks that hold a text."""
     return [remark.span for remark in build.remarks if text in remark.became]
 

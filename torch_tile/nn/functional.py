@@ -212,7 +212,7 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
             that nearly has the name of an argument.
     """
     for name, other in others.items():
-        near = "" if torch.compiler.is_compiling() or other is None else _meant(name)
+        near = "" if torch.compiler.is_compiling() or other is None else _near_argument(name)
         if near:
             raise TypeError(f"{name}= would be ignored; did you mean {near}=?")
         if name in ("attn_mask", "mask", "key_padding_mask") and other is not None:
@@ -223,7 +223,7 @@ def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> 
 
 
 @functools.cache
-def _meant(name: str) -> str:
+def _near_argument(name: str) -> str:
     """Return the argument of an attention layer whose name is nearly this one, or ""."""
     own = "position_embeddings", "attention_mask", "past_key_values"
     return next(iter(get_close_matches(name, own, 1, LIKELY)), "")

@@ -25,10 +25,10 @@ class Frozen(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Let torch convert or move the parameters, and move the buffers."""
-        super()._apply(lambda x: self._moved(fn, x), recurse)  # type: ignore[no-untyped-call]
+        super()._apply(lambda x: self._applied(fn, x), recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _moved(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _applied(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return what `fn` makes of a tensor, in the same dtype for one of the buffers."""
         if not any(x is buffer for buffer in self._buffers.values()):
             return fn(x)

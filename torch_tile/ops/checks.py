@@ -83,6 +83,11 @@ def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
             raise TypeError(f"tile.{op}: {name} has dtype {t.dtype}; expected {first.dtype}, as {first_name}")
 
 
+def check_result_dtype(op: str, dtype: torch.dtype) -> None:
+    """Check the dtype that a result is asked for."""
+    require_type(dtype in FLOATING, lambda: f"tile.{op}: dtype is {dtype}; expected a floating dtype")
+
+
 def _given(tensors: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
     """Drop the absent tensors."""
     return [(name, t) for name, t in tensors.items() if t is not None]

@@ -71,7 +71,7 @@ class Eager:
         if form in self.known:  # for the second time
             made = results if isinstance(results, tuple) else (results,)
             site = self.site(args, len(tensors) + len(made), len(made))
-            self.known[form] = Known(site, tuple(map(_like, made)))
+            self.known[form] = Known(site, tuple(map(_described, made)))
             site(*tensors, *made)
             return results
         self.into(*args, out=results)
@@ -129,7 +129,7 @@ def _constant(x: Any) -> Any:
     return TENSOR if isinstance(x, torch.Tensor) else x
 
 
-def _like(x: torch.Tensor) -> Result:
+def _described(x: torch.Tensor) -> Result:
     """Describe a tensor, so that one like it can be made."""
     return Result(x.shape, x.stride(), x.dtype, x.device)
 

@@ -201,11 +201,11 @@ def entry(module: str, name: str, *results: str, **fixed: Any) -> Callable[[Any,
     return run
 
 
-def in_torch(module: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
-    """Make a `reference` that calls function `name` of a module of kernels with the op's arguments."""
+def in_torch(module: str, name: str = "reference", only_first: bool = False, **fixed: Any) -> Callable[[Any], Any]:
+    """Make a `reference` that calls function `name` of a module of kernels with the op's arguments and `fixed`."""
 
     def reference(args: Iterable[Any]) -> Any:
-        result = getattr(kernels(module), name)(*args)
+        result = getattr(kernels(module), name)(*args, **fixed)
         return result[0] if only_first else result
 
     return reference

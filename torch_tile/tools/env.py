@@ -31,11 +31,11 @@ PACKAGES = (
 
 def describe() -> str:
     """Return one line for each fact; a fact that cannot be found says why not."""
-    lines = [f"{name:<14} {_said(find)}" for name, find in FACTS]
+    lines = [f"{name:<14} {_result_or_reason(find)}" for name, find in FACTS]
     return "\n".join(lines).replace(str(Path.home()), "~")
 
 
-def _said(find: Callable[[], str]) -> str:
+def _result_or_reason(find: Callable[[], str]) -> str:
     """Return what `find` returns, or "none" with the reason if it raises."""
     try:
         return find()

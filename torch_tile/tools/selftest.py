@@ -66,17 +66,17 @@ def check_products(device: str) -> str:
     """Compare products, dense and grouped, with epilogues."""
     tile = torch.ops.tile
     for dtype in _dtypes(device):
-        a, b, c = _made(device, dtype, (77, 200), (200, 136), (200, 136))
-        bias = _made(device, dtype, (136,))[0]
+        a, b, c = _random_tensors(device, dtype, (77, 200), (200, 136), (200, 136))
+        bias = _random_tensors(device, dtype, (136,))[0]
         x, y, z, w = (t.double() for t in (a, b, c, bias))
         got = [tile.gemm(a, [b], [bias], "r", BIAS_GELU, dtype), tile.gemm(a, [b, c], [], "", SWIGLU, dtype)]
         _compare("gemm", got, [F.gelu(x @ y + w), F.silu(x @ y) * (x @ z)], dtype)
-        (experts,) = _made(device, dtype, (3, 200, 136))
+        (experts,) = _random_tensors(device, dtype, (3, 200, 136))
         ends = torch.tensor([20, 20, 77], dtype=torch.int32, device=device)
         want = torch.cat([x[:20] @ experts[0].double(), x[20:] @ experts[2].double()])
         _compare("grouped_gemm", [tile.grouped_gemm(a, [experts], ends, [], "", "ret acc0", dtype)], [want], dtype)
         words = torch.randint(-128, 128, (136, 200), dtype=torch.int8, device=device)
-        (scale,) = _made(device, dtype, (136, 1))
+        (scale,) = _random_tensors(device, dtype, (136, 1))
         got = [tile.dequant_gemm(a, [words], [scale], [], 8, False, 0, [], "", "ret acc0", dtype)]
         _compare("dequant_gemm", got, [x @ (words.double() * scale.double()).T], dtype)
         if dtype == torch.float64:
@@ -92,7 +92,7 @@ def check_products(device: str) -> str:
 def check_attention(device: str) -> str:
     """Compare attention and its gradients, decoding, and scores that are large."""
     for dtype in _dtypes(device):
-        q, k, v, grad = _made(device, dtype, (1, 4, 70, 64), (1, 2, 70, 64), (1, 2, 70, 64), (1, 4, 70, 64))
+        q, k, v, grad = _random_tensors(device, dtype, (1, 4, 70, 64), (1, 2, 70, 64), (1, 2, 70, 64), (1, 4, 70, 64))
         for size in (1.0, 2.0**10):  # of queries and keys; float16 holds no 2^20
             inputs = [t.detach().requires_grad_(size == 1.0) for t in (q * size, k * size, v)]
             exact = [t.detach().double().requires_grad_() for t in inputs]
@@ -107,7 +107,7 @@ def check_attention(device: str) -> str:
                 _compare("attention", [out], [want], dtype)
             elif not bool(out.isfinite().all()):
                 raise AssertionError("attention is not finite for large scores")
-        q, r, kv, pe = _made(device, dtype, (2, 1, 8, 64), (2, 1, 8, 16), (2, 90, 64), (2, 90, 16))
+        q, r, kv, pe = _random_tensors(device, dtype, (2, 1, 8, 64), (2, 1, 8, 16), (2, 90, 64), (2, 90, 16))
         x, y, c, p = (t.double() for t in (q, r, kv, pe))
         scores = (torch.einsum("bthc,bsc->bths", x, c) + torch.einsum("bthr,bsr->bths", y, p)) * 80**-0.5
         got = torch.ops.tile.mla_decode(q, r, kv, pe)
@@ -119,7 +119,7 @@ def check_rows(device: str) -> str:
     """Compare norms and softmax."""
     tile = torch.ops.tile
     for dtype in _dtypes(device):
-        x, weight, bias = _made(device, dtype, (33, 500), (500,), (500,))
+        x, weight, bias = _random_tensors(device, dtype, (33, 500), (500,), (500,))
         a, w, b = (t.double() for t in (x, weight, bias))
         got = tile.layer_norm(x, weight, bias), tile.rms_norm(x, weight, 1e-6), tile.softmax(x)
         want = [F.layer_norm(a, (500,), w, b), F.rms_norm(a, (500,), w, 1e-6), a.softmax(-1)]
@@ -137,7 +137,7 @@ def _dtypes(device: str) -> Sequence[torch.dtype]:
     return (torch.float32, torch.bfloat16) if device == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _made(device: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def _random_tensors(device: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Make random tensors on a device."""
     return [torch.randn(shape).to(device, dtype) for shape in shapes]
 

@@ -151,7 +151,7 @@ def test_products_over_rows(dtype, rounds, problems, check):
         groups, rows, m, n = problems.size(7), problems.size(150), problems.size(70), problems.size(90)
         a, b = (problems.tensor(rows, columns, dtype=dtype) for columns in (m, n))
         offsets = problems.ends(groups, rows)
-        got = by_k.k_grouped_gemm(a, b, offsets, dtype, config)
+        got = by_k.k_grouped_gemm(a, b, offsets, dtype, config=config)
         want = by_k.reference(a.double(), b.double(), offsets, F64)
         check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", small(dtype), own=True)
 
@@ -166,7 +166,7 @@ def test_aligned_products_over_rows(rounds, problems, check):
         want = by_k.reference(a.double(), b.double(), offsets, F64)
         a[int(offsets[-1]) :] = torch.nan
         b[int(offsets[-1]) :] = torch.inf
-        got = by_k.k_grouped_gemm(a, b, offsets, BF16, config)
+        got = by_k.k_grouped_gemm(a, b, offsets, BF16, config=config)
         check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", BF16, own=True)
 
 

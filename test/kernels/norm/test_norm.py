@@ -10,6 +10,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.norm.norm import (
     Config,
     RmsSpec,
+    add_rms_norm,
     layer_norm,
     layer_norm_reference,
     layer_norm_rows,
@@ -94,7 +95,11 @@ def test_random_rms_norms(spec, rounds, problems, check):
         weight = problems.tensor(x.shape[-1], dtype=weight_dtype) if weight_dtype else None
         other = problems.tensor(*x.shape, dtype=dtype) if residual else None
         options = (problems.pick(1e-6, 0.1), activation, offset, cast_first)
-        got = rms_norm(x, weight, other, *options, problems.pick(WHOLE, PIECES, None))
+        config = problems.pick(WHOLE, PIECES, None)
+        if residual:
+            got = add_rms_norm(x, other, weight, *options, config=config)
+        else:
+            got = rms_norm(x, weight, *options, config=config), None
         want = rms_norm_reference(*(None if t is None else t.double() for t in (x, weight, other)), *options)
         rounded = rms_norm_reference(x, weight, other, *options)
         what = f"{spec} {tuple(x.shape)} {x.stride()}"
@@ -117,7 +122,7 @@ def test_casts_where_the_reference_does(dtype, engine, problems):
         (1e-6, "silu", 1.0, True),
         (1e-6, "none", 1.0, False),
     ):
-        got, want = rms_norm(x, w, None, *options)[0], rms_norm_reference(x, w, None, *options)[0]
+        got, want = rms_norm(x, w, *options), rms_norm_reference(x, w, None, *options)[0]
         assert (got != want).double().mean() < 0.02  # the sum of squares may round otherwise
 
 
@@ -128,7 +133,7 @@ def test_random_layer_norms(dtype, affine, rounds, problems, check):
         x = random_rows(problems, dtype) + problems.pick(0, 3)
         weight, bias = (problems.tensor(x.shape[-1], dtype=dtype) if given else None for given in affine)
         eps = problems.pick(1e-5, 0.1)
-        got = layer_norm(x, weight, bias, eps, problems.pick(WHOLE, PIECES, None))
+        got = layer_norm(x, weight, bias, eps, config=problems.pick(WHOLE, PIECES, None))
         want = layer_norm_reference(*(None if t is None else t.double() for t in (x, weight, bias)), eps)
         check(got, want, f"{tuple(x.shape)} {x.stride()} {affine}", dtype)
 
@@ -136,7 +141,7 @@ def test_random_layer_norms(dtype, affine, rounds, problems, check):
 @pytest.mark.parametrize("n", [1, 8192, 8193, 20_000])
 def test_long_rows(n, problems, check):
     x, w = problems.tensor(3, n), problems.tensor(n)
-    check(rms_norm(x, w)[0], rms_norm_reference(x.double(), w.double())[0], str(n))
+    check(rms_norm(x, w), rms_norm_reference(x.double(), w.double())[0], str(n))
     check(layer_norm(x, w, w), layer_norm_reference(x.double(), w.double(), w.double()), str(n))
 
 

@@ -67,7 +67,7 @@ def extent(group: Sequence[Axis]) -> Any:
     return product(axis.size for axis in group)
 
 
-def _cut(axis: Axis, outer: Any) -> None:
+def _cut_axis(axis: Axis, outer: Any) -> None:
     """Cut an axis into an outer axis of size `outer` and an inner axis of the remaining size."""
     axis.parts = (Axis(outer), Axis(quotient(axis.size, outer)))
 
@@ -87,7 +87,7 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[Any]) -> list[Group] | None:
                 group.append(axis)
                 have = have * axis.size
             elif known(size % have == 0) and known((have * axis.size) % size == 0):
-                _cut(axis, quotient(size, have))
+                _cut_axis(axis, quotient(size, have))
                 group.append(axis.parts[0])
                 queue.insert(0, axis.parts[1])
                 have = size
@@ -108,10 +108,10 @@ def unify(a: Sequence[Axis], b: Sequence[Axis]) -> bool:
             left.pop(0)
             right.pop(0)
         elif known(x.size % y.size == 0):
-            _cut(x, y.size)
+            _cut_axis(x, y.size)
             left[:1] = x.parts
         elif known(y.size % x.size == 0):
-            _cut(y, x.size)
+            _cut_axis(y, x.size)
             right[:1] = y.parts
         else:
             return False

@@ -84,7 +84,7 @@ def rivals(
     """
     olds = [old for old, _ in pairs]
     position = ordered(olds[0].graph)
-    inside = {*_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
+    inside = {*_nodes_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
     # Attention of any origin: `tile.attention` stands for flex_attention or for an extern attention.
@@ -182,7 +182,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
 
     for index, node in enumerate(inputs):
         add_input(node, f"in{index}")
-    for node in _needed(outputs, set(inputs), given, position, instead):
+    for node in _nodes_needed(outputs, set(inputs), given, position, instead):
         if (body := body_of(node)) is not None:
             parts[str(node.target)] = body
             env[node] = graph.create_node("get_attr", str(node.target))
@@ -286,7 +286,7 @@ class Descendants:
         return False
 
 
-def _needed(
+def _nodes_needed(
     outputs: Sequence[Node],
     inputs: set[Node],
     given: Ancestors,
@@ -323,7 +323,7 @@ def without_views(new: GraphModule, old: GraphModule) -> tuple[GraphModule, Grap
     for name in mine.keys() & theirs.keys():
         _start_at_view((mine[name], theirs[name]))
     ends = [next(iter(part.graph.find_nodes(op="output"))) for part in parts]
-    outputs = [_before(pair) for pair in zip(*(end.args[0] for end in ends), strict=True)]
+    outputs = [_under_views(pair) for pair in zip(*(end.args[0] for end in ends), strict=True)]
     for end, made in zip(ends, zip(*outputs, strict=True), strict=True):
         end.args = (tuple(made),)
     for part in parts:
@@ -343,7 +343,7 @@ def _start_at_view(inputs: tuple[Node, ...]) -> None:
         view.replace_all_uses_with(node)
 
 
-def _before(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+def _under_views(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return the tensors under the views at an output, if they are alike in both graphs."""
     while all(map(_is_plain, outputs)):
         sources: Any = tuple(node.args[0] for node in outputs)

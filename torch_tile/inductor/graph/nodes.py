@@ -380,7 +380,7 @@ class Rewrite:
 
     def size(self, size: torch.SymInt) -> Node:
         """Return a node that computes `size`: an existing node, the size of an input, or arithmetic on these."""
-        earlier = list(_before(self.anchor))
+        earlier = list(_nodes_before(self.anchor))
 
         def leaf(expr: Any, of: Sequence[Node]) -> Node | None:
             """Find a node of value `expr`, or the dimension of one of the tensors `of` with that size."""
@@ -404,7 +404,7 @@ class Rewrite:
         return node
 
 
-def _before(anchor: Node) -> Iterator[Node]:
+def _nodes_before(anchor: Node) -> Iterator[Node]:
     """Yield the nodes in front of `anchor`."""
     for node in anchor.graph.nodes:
         if node is anchor:

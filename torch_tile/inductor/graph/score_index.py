@@ -27,7 +27,7 @@ class Places:
 
     def index(self, groups: list[Group]) -> index_expr.Index:
         """Return the symbolic index of a tensor whose dimensions are `groups`."""
-        return tuple(self._of(leaves(g)) for g in groups)
+        return tuple(self._index_of(leaves(g)) for g in groups)
 
     def group(self, place: Any) -> Group | None:
         """Return the axes that an index counts; None if the index is no single symbol."""
@@ -36,7 +36,7 @@ class Places:
         axis = next(([axis] for axis, symbol in self._axes.items() if symbol == place), None)
         return next((named for named, symbol in self._named if symbol == place), axis)
 
-    def _of(self, group: Group) -> Any:
+    def _index_of(self, group: Group) -> Any:
         """Return the symbolic index of one dimension; row-major over its axes."""
         if not group:
             return sympy.Integer(0)

@@ -114,11 +114,11 @@ def _normalize_mean(node: Node) -> None:
     if is_mean:
         rewrite = Rewrite(node)
         mean = rewrite.call(aten.mean.dim, *total.args, **total.kwargs)
-        node.replace_all_uses_with(_like(rewrite, mean, node))
+        node.replace_all_uses_with(_shaped_like(rewrite, mean, node))
         erase_dead(node)
 
 
-def _like(rewrite: Rewrite, new: Node, node: Node) -> Node:
+def _shaped_like(rewrite: Rewrite, new: Node, node: Node) -> Node:
     """Return `new` in the shape and dtype of `node`."""
     new = rewrite.reshape(new, shape(node))
     return new if dtype(new) == dtype(node) else rewrite.call(CAST, new, dtype(node))

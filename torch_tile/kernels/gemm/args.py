@@ -148,3 +148,12 @@ def flattened(args: MaskedScaledGemmArgs[torch.Tensor]) -> ScaledGemmArgs[torch.
     (groups, rows, _), scale = args.a.shape, args.scale_a
     scale = scale.expand(groups, rows, scale.shape[2])
     return ScaledGemmArgs(args.a.flatten(0, 1), args.b, scale.flatten(0, 1), args.scale_b, *args[5:])
+
+
+class KGroupedGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.k_grouped_gemm`."""
+
+    a: V
+    b: V
+    offsets: V
+    dtype: torch.dtype

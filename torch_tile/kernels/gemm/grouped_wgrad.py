@@ -17,14 +17,14 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     strided,
     vector_of,
 )
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import tiling
+from torch_tile.kernels.gemm.args import KGroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import groups_of
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
@@ -163,30 +163,25 @@ def footprint(config: Config, dtype: torch.dtype, out: torch.dtype, bulk: bool) 
     return Footprint((*product.tiles, *lasts), bulk)
 
 
-def k_grouped_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    dtype: torch.dtype,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute the products as `reference` does. `config` overrides `tiling_for`. `out` may be given, contiguous."""
-    if not has_kernels(a):
-        return into(out, reference(a, b, offsets, dtype))
-    if out is None:
-        out = a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
+@entry_function(
+    KGroupedGemmArgs,
+    reference,
+    lambda args: args.a.new_empty((args.offsets.shape[0], args.a.shape[1], args.b.shape[1]), dtype=args.dtype),
+)
+def k_grouped_gemm(args: KGroupedGemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the products as `reference` does. `config` overrides the choice of `tiling_for`."""
     if not out.numel():
-        return out
-    if not a.shape[0]:  # tensor maps cannot describe tensors without elements
-        return out.zero_()
-    (groups, m, n), machine = out.shape, machine_of(a)
-    a, b = dense_last(a), dense_last(b)
+        return True
+    if not args.a.shape[0]:  # tensor maps cannot describe tensors without elements
+        out.zero_()
+        return True
+    (groups, m, n), machine = out.shape, machine_of(args.a)
+    a, b = dense_last(args.a), dense_last(args.b)
     vector = vector_of((a, b, out), (m, n)) if machine.is_gpu else 1
     problem = Problem(a.dtype, groups, m, n, -(-a.shape[0] // groups), aligned=vector > 1)
     config = config or tiling_for(problem, machine)
     if config is None:
-        return out.copy_(reference(a, b, offsets, dtype))
+        return False
     kernel = persistent_k_grouped_matmul if config.blocks else k_grouped_matmul
-    machine.kernel(kernel)(config, Spec(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
-    return out
+    machine.kernel(kernel)(config, Spec(a.dtype, args.dtype, vector))(a, b, args.offsets.contiguous(), out)
+    return True

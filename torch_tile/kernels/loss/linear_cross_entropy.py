@@ -47,7 +47,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute `tile.linear_cross_entropy_gradients` in plain torch, of its arguments."""
+    """Compute `tile.linear_cross_entropy_gradients` in plain torch: the loss, dhidden, dweight and dbias."""
     args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
     grad, hidden, weight, bias = args.grad, args.hidden, args.weight, args.bias
     logits, cap_slope = linear_logits(hidden, weight, bias, args.softcap)
@@ -66,7 +66,7 @@ def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.
 
 
 def _options(args: Any) -> tuple[torch.Tensor | None, int, float, float]:
-    """Return the arguments of the loss besides logits and target."""
+    """Return the weight of each class, ignore_index, label_smoothing and z_loss."""
     return args.class_weight, args.ignore_index, args.label_smoothing, args.z_loss
 
 

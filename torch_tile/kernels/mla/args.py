@@ -68,3 +68,11 @@ class LightningIndexArgs(NamedTuple, Generic[V]):
     weights: V
     top: int
     seq_lens: V | None = None
+
+
+class MlaScheduleArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.mla_schedule`."""
+
+    seq_lens: V
+    rows: int
+    units: int = 0

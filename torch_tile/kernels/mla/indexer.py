@@ -16,8 +16,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     power_of_two,
     strided,
@@ -25,6 +24,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.footprint import Footprint, Tile
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.mla.args import IndexScoresArgs, LightningIndexArgs
 from torch_tile.kernels.mla.decode import visible
 
 MOST_HEADS = 128  # of which a block holds all scores of a tile
@@ -119,29 +119,29 @@ def score_positions(
     return index_scores
 
 
-def index_scores(
-    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Compute scores as `all_scores_reference` does. `out` may be given, dense."""
-    scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype)) if out is None else out
-    if not _scored(q, k, weights, None, False, scores):
-        scores.copy_(all_scores_reference(q, k, weights))
-    return scores
+def _empty_scores(args: IndexScoresArgs[torch.Tensor] | LightningIndexArgs[torch.Tensor]) -> torch.Tensor:
+    """Allocate the scores of all positions."""
+    return args.q.new_empty((*args.q.shape[:2], args.k.shape[1]), dtype=compute_dtype(args.q.dtype))
 
 
-def lightning_index(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    weights: torch.Tensor,
-    top: int,
-    seq_lens: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """List positions as `reference` does. `out` may be given."""
-    scores = q.new_empty((*q.shape[:2], k.shape[1]), dtype=compute_dtype(q.dtype))
-    if not _scored(q, k, weights, seq_lens, True, scores):
-        return into(out, reference(q, k, weights, top, seq_lens))
-    return into(out, listed(scores, top))
+@entry_function(IndexScoresArgs, all_scores_reference, _empty_scores)
+def index_scores(args: IndexScoresArgs[torch.Tensor], out: torch.Tensor) -> bool:
+    """Compute scores as `all_scores_reference` does."""
+    return _scored(*args, None, False, out)
+
+
+@entry_function(
+    LightningIndexArgs,
+    reference,
+    lambda args: args.q.new_empty((*args.q.shape[:2], args.top), dtype=torch.int32),
+)
+def lightning_index(args: LightningIndexArgs[torch.Tensor], out: torch.Tensor) -> bool:
+    """List positions as `reference` does."""
+    scores = _empty_scores(args)
+    if not _scored(args.q, args.k, args.weights, args.seq_lens, True, scores):
+        return False
+    out.copy_(listed(scores, args.top))
+    return True
 
 
 def _scored(
@@ -154,7 +154,7 @@ def _scored(
 ) -> bool:
     """Launch the kernel into `scores`, if there is one for these tensors. Return whether there is."""
     heads, width = q.shape[2], q.shape[3]
-    if not has_kernels(q) or not (q.numel() and k.numel()) or heads > MOST_HEADS:
+    if not (q.numel() and k.numel()) or heads > MOST_HEADS:
         return False
     machine = machine_of(q)
     q, k = dense_last(q), dense_last(k)

@@ -19,14 +19,14 @@ import torch_tile.language as T
 from torch_tile.kernels.common import (
     Machine,
     compute_dtype,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     power_of_two,
     strided,
     typical,
 )
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.mla.args import MlaScheduleArgs
 from torch_tile.kernels.mla.spec import units_for
 from torch_tile.kernels.split_k import join_parts
 
@@ -141,17 +141,17 @@ def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor
     return torch.tensor(plan(lengths, units_of(seq_lens, rows, units)), dtype=torch.int32, device=seq_lens.device)
 
 
-def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute a schedule as `reference` does. `out` may be given, contiguous."""
-    units = units_of(seq_lens, rows, units)
-    if not has_kernels(seq_lens):
-        return into(out, reference(seq_lens, rows, units))
-    if out is None:
-        out = seq_lens.new_empty((units + len(seq_lens), FIELDS))
-    if not len(seq_lens):
-        return out.copy_(reference(seq_lens, rows, units))
-    machine_of(seq_lens).kernel(plan_units)()(seq_lens.contiguous(), out)
-    return out
+@entry_function(
+    MlaScheduleArgs,
+    reference,
+    lambda args: args.seq_lens.new_empty((units_of(*args) + len(args.seq_lens), FIELDS)),
+)
+def mla_schedule(args: MlaScheduleArgs[torch.Tensor], out: torch.Tensor) -> bool:
+    """Compute a schedule as `reference` does."""
+    if not len(args.seq_lens):
+        return False
+    machine_of(args.seq_lens).kernel(plan_units)()(args.seq_lens.contiguous(), out)
+    return True
 
 
 def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:

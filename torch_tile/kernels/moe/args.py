@@ -23,3 +23,10 @@ class RouteArgs(NamedTuple, Generic[V]):
     group_sum: int = 2
     normalise: bool = True
     scale: float = 1.0
+
+
+class GroupTokensArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.group_tokens`."""
+
+    experts: V
+    num_experts: int

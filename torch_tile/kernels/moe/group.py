@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import has_kernels, into, machine_of, power_of_two
+from torch_tile.kernels.common import entry_function, machine_of, power_of_two
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.moe.args import GroupTokensArgs
 
 CHUNK = 256  # pairs
 AT_ONCE = 16  # chunks
 
 
 def reference(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute `tile.group_tokens` in plain torch."""
+    """Compute `tile.group_tokens` in plain torch: sorted pairs, the place of each pair, and the end of each group."""
     flat = experts.reshape(-1)
     known = torch.where((flat >= 0) & (flat < count), flat, count)
     order = known.sort(stable=True).indices
@@ -100,23 +101,26 @@ def group_pairs(dtype: torch.dtype, width: int, threads: int) -> Any:
     return group_tokens
 
 
+def _empty_results(args: GroupTokensArgs[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate the sorted pairs, the place of each pair, and the end of each group."""
+    experts, count = args
+    order, place, offsets = (
+        experts.new_empty(shape, dtype=torch.int32) for shape in ((experts.numel(),), experts.shape, (count,))
+    )
+    return order, place, offsets
+
+
+@entry_function(GroupTokensArgs, reference, _empty_results)
 def group_tokens(
-    experts: torch.Tensor,
-    count: int,
-    order: torch.Tensor | None = None,
-    place: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `reference`. The results may be given, contiguous."""
-    order = experts.new_empty((experts.numel(),), dtype=torch.int32) if order is None else order
-    place = experts.new_empty(experts.shape, dtype=torch.int32) if place is None else place
-    offsets = experts.new_empty((count,), dtype=torch.int32) if offsets is None else offsets
-    made = order, place, offsets
-    if not has_kernels(experts) or not experts.numel() or not count:
-        return into(made, reference(experts, count))
+    args: GroupTokensArgs[torch.Tensor], order: torch.Tensor, place: torch.Tensor, offsets: torch.Tensor
+) -> bool:
+    """Sort pairs as `reference` does."""
+    experts, count = args
+    if not experts.numel() or not count:
+        return False
     flat, machine, width = experts.reshape(-1).contiguous(), machine_of(experts), power_of_two(count + 1)
     counts = order.new_empty((-(-flat.shape[0] // CHUNK), width))
     before, starts = torch.empty_like(counts), order.new_empty((width,))
     sort = machine.kernel(group_pairs)(experts.dtype, width, 256)
     sort(flat, counts, before, starts, order, place.view(-1), offsets)
-    return made
+    return True

@@ -129,7 +129,7 @@ def fused_norm_quantize(
     config = config or replace(config_for(width, vector, machine, x.dtype == torch.float64), exact=False)
     if not config.whole or width > config.width:
         y, _ = fused.fused_norm(*args.norm, out=x.new_empty(x.shape, dtype=dtype), total=total)
-        quantize.quantize_fp8(y, group, out_dtype, out, scales)
+        quantize.quantize_fp8(y, group, out_dtype, out=out, scales=scales)
         return True
     described = tuple(Operand(k, v.dtype, vector > 1) for k, v in zip(kinds, operands, strict=True))
     spec = FusedSpec(x.dtype, dtype, described, canonical(prologue), canonical(epilogue), centred, keep)

@@ -18,8 +18,7 @@ from torch_tile.kernels.common import (
     as_rows,
     compute_dtype,
     dynamic,
-    has_kernels,
-    into,
+    entry_function,
     machine_of,
     start_early,
     strided,
@@ -28,6 +27,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue.emit import activate
 from torch_tile.kernels.epilogue.program import torch_functions
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.norm.args import AddRmsNormArgs, LayerNormArgs, RmsNormArgs
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 
@@ -242,63 +242,70 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
     return layer_norm
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "none",
-    weight_offset: float = 0.0,
-    cast_first: bool = True,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    total: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the RMS norm as `rms_norm_reference` does. `config` overrides the choice of `config_for`.
+def plain_rms_norm_reference(*given: Any) -> torch.Tensor:
+    """Compute `rms_norm_reference` without a residual, of the arguments of `tile.rms_norm`."""
+    args = RmsNormArgs[torch.Tensor](*given)
+    return rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
 
-    `out` for y and, with a residual, `total` for the sum may be given, contiguous.
-    """
-    if not has_kernels(x) or not x.numel():
-        y, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
-        return into(out, y), None if both is None else into(total, both)
-    spec = RmsSpec(
-        x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
-        weight_offset != 0.0,
-    )  # fmt: skip
+
+def add_rms_norm_reference(*given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute `rms_norm_reference` of the arguments of `tile.add_rms_norm`."""
+    args = AddRmsNormArgs[torch.Tensor](*given)
+    return rms_norm_reference(args.x, args.weight, args.residual, *args[3:])
+
+
+def _empty_rms_norm(args: RmsNormArgs[torch.Tensor] | AddRmsNormArgs[torch.Tensor]) -> torch.Tensor:
+    """Allocate the normalised rows."""
+    weight = None if args.weight is None else args.weight.dtype
+    return args.x.new_empty(args.x.shape, dtype=rms_norm_dtype(args.x.dtype, weight, args.cast_first))
+
+
+@entry_function(RmsNormArgs, plain_rms_norm_reference, _empty_rms_norm)
+def rms_norm(args: RmsNormArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the RMS norm as `rms_norm_reference` does. `config` overrides the choice of `config_for`."""
+    return bool(args.x.numel()) and _launch_rms_norm(args, [], out, config)
+
+
+@entry_function(
+    AddRmsNormArgs, add_rms_norm_reference, lambda args: (_empty_rms_norm(args), args.x.new_empty(args.x.shape))
+)
+def add_rms_norm(
+    args: AddRmsNormArgs[torch.Tensor], out: torch.Tensor, total: torch.Tensor, config: Config | None = None
+) -> bool:
+    """Compute the RMS norm of a sum, and the sum, as `rms_norm_reference` does. `config` is as for `rms_norm`."""
+    return bool(args.x.numel()) and _launch_rms_norm(args.norm, [args.residual, total], out, config)
+
+
+def _launch_rms_norm(
+    args: RmsNormArgs[torch.Tensor], residual_and_total: list[torch.Tensor], out: torch.Tensor, config: Config | None
+) -> bool:
+    """Launch the kernel of RMS norms into `out` and, with a residual, into the sum."""
+    x, weight, eps, activation, weight_offset, cast_first = args
+    dtype = None if weight is None else weight.dtype
+    spec = RmsSpec(x.dtype, dtype, bool(residual_and_total), activation, cast_first, weight_offset != 0.0)
     rows = as_rows(x)
-    if out is None:
-        out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, spec.weight, cast_first), device=x.device)
-    operands = [] if weight is None else [weight.contiguous()]
-    if residual is not None:
-        total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if total is None else total
-        operands += [as_rows(residual), total.view(rows.shape)]
+    y = out.view(rows.shape)
+    operands = [*([] if weight is None else [weight.contiguous()]), *map(as_rows, residual_and_total)]
     machine = machine_of(x)
-    config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
-    kernel = machine.kernel(rms_norm_rows)(config, spec)
-    kernel(rows, *operands, out.view(rows.shape), float(eps), float(weight_offset))
-    return out, None if residual is None else total
+    config = config or _config_for((rows, *operands, y), machine)
+    machine.kernel(rms_norm_rows)(config, spec)(rows, *operands, y, float(eps), float(weight_offset))
+    return True
 
 
-def layer_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute `layer_norm_reference`. `config` overrides that of `config_for`; `out` may be given, contiguous."""
-    if not has_kernels(x) or not x.numel():
-        return into(out, layer_norm_reference(x, weight, bias, eps))
+@entry_function(LayerNormArgs, layer_norm_reference, lambda args: args.x.new_empty(args.x.shape))
+def layer_norm(args: LayerNormArgs[torch.Tensor], out: torch.Tensor, config: Config | None = None) -> bool:
+    """Compute the layer norm as `layer_norm_reference` does. `config` overrides the choice of `config_for`."""
+    x, weight, bias, eps = args
+    if not x.numel():
+        return False
     rows = as_rows(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     operands = [t.contiguous() for t in (weight, bias) if t is not None]
     dtypes = [None if t is None else t.dtype for t in (weight, bias)]
     machine = machine_of(x)
-    config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
+    config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
     kernel = machine.kernel(layer_norm_rows)(config, x.dtype, *dtypes)
-    kernel(rows, *operands, y.view(rows.shape), float(eps))
-    return y
+    kernel(rows, *operands, out.view(rows.shape), float(eps))
+    return True
 
 
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:

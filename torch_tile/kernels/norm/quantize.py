@@ -13,10 +13,19 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import as_rows, compute_dtype, dynamic, has_kernels, into, machine_of, strided, vector_of
+from torch_tile.kernels.common import (
+    as_rows,
+    compute_dtype,
+    dynamic,
+    entry_function,
+    machine_of,
+    strided,
+    vector_of,
+)
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.norm.args import QuantizeFp8Args, SiluMulQuantizeArgs
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 LEAST = 2.0**-100  # what counts as the largest magnitude of a run of zeros
@@ -115,56 +124,40 @@ def rounded(value: Any, dtype: torch.dtype) -> Any:
     return T.cast(T.minimum(T.maximum(value, -largest), largest), dtype)
 
 
-def quantize_fp8(
-    x: torch.Tensor, group: int, dtype: torch.dtype, out: torch.Tensor | None = None, scales: torch.Tensor | None = None
+def _empty_results(
+    args: QuantizeFp8Args[torch.Tensor] | SiluMulQuantizeArgs[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute values and scales as `reference` does. `out` and `scales` may be given, contiguous."""
-    if not has_kernels(x):
-        made = reference(x, group, dtype)
-        return into(out, made[0]), into(scales, made[1])
-    return _launch([x], group, dtype, out, scales)
+    """Allocate values and scales."""
+    x = args[0]
+    values = torch.empty_like(x, dtype=args.dtype, memory_format=torch.contiguous_format)
+    return values, x.new_empty((*x.shape[:-1], runs_of(x.shape[-1], args.group)), dtype=torch.float32)
 
 
-def silu_mul_quantize(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    group: int,
-    dtype: torch.dtype,
-    out: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute values and scales as `silu_mul_reference` does. `out` and `scales` may be given, contiguous."""
-    if not has_kernels(gate):
-        made = silu_mul_reference(gate, up, group, dtype)
-        return into(out, made[0]), into(scales, made[1])
-    return _launch([gate, up], group, dtype, out, scales)
+@entry_function(QuantizeFp8Args, reference, _empty_results)
+def quantize_fp8(args: QuantizeFp8Args[torch.Tensor], out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Compute values and scales as `reference` does."""
+    _launch([args.x], args.group, out, scales)
 
 
-def _launch(
-    operands: Sequence[torch.Tensor],
-    group: int,
-    dtype: torch.dtype,
-    out: torch.Tensor | None,
-    scales: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@entry_function(SiluMulQuantizeArgs, silu_mul_reference, _empty_results)
+def silu_mul_quantize(args: SiluMulQuantizeArgs[torch.Tensor], out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Compute values and scales as `silu_mul_reference` does."""
+    _launch([args.gate, args.up], args.group, out, scales)
+
+
+def _launch(operands: Sequence[torch.Tensor], group: int, out: torch.Tensor, scales: torch.Tensor) -> None:
     """Quantise x, or a gated product: one launch for whole runs of columns, one for a shorter last run."""
-    x = operands[0]
-    columns = x.shape[-1]
-    runs = runs_of(columns, group)
-    if out is None:
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    if scales is None:
-        scales = x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
+    columns = out.shape[-1]
     if not out.numel():
-        scales.fill_(LEAST / LARGEST[dtype])
-        return out, scales
+        scales.fill_(LEAST / LARGEST[out.dtype])
+        return
+    runs = runs_of(columns, group)
     rows, factors = [*map(as_rows, operands), out.view(-1, columns)], scales.view(-1, runs)
     whole = columns // group if group else 0
     if whole * group < columns:  # whole rows, or a last run that is shorter
         run([t[:, None, whole * group :] for t in rows], factors[:, whole:])
     if whole:
         run([t[:, : whole * group].unflatten(1, (whole, group)) for t in rows], factors[:, :whole])
-    return out, scales
 
 
 def run(tensors: Sequence[torch.Tensor], scales: torch.Tensor, config: Config | None = None) -> None:

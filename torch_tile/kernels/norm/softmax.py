@@ -12,8 +12,17 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, into, is_unit, machine_of, strided, vector_of
+from torch_tile.kernels.common import (
+    compute_dtype,
+    dynamic,
+    entry_function,
+    is_unit,
+    machine_of,
+    strided,
+    vector_of,
+)
 from torch_tile.kernels.library_jit import library_jit
+from torch_tile.kernels.norm.args import SoftmaxArgs
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 
@@ -81,17 +90,15 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
     return softmax
 
 
-def softmax(
-    x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Compute the softmax as `reference` does. `out` may be given, contiguous."""
-    if not has_kernels(x):
-        return into(out, reference(x, dim, dtype))
-    if out is None:
-        out = torch.empty_like(x, dtype=x.dtype if dtype is None else dtype, memory_format=torch.contiguous_format)
+@entry_function(
+    SoftmaxArgs,
+    reference,
+    lambda args: torch.empty_like(args.x, dtype=args.dtype or args.x.dtype, memory_format=torch.contiguous_format),
+)
+def softmax(args: SoftmaxArgs[torch.Tensor], out: torch.Tensor) -> None:
+    """Compute the softmax as `reference` does."""
     if out.numel():
-        run(x, dim, out)
-    return out
+        run(args.x, args.dim, out)
 
 
 def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = None) -> None:

@@ -18,14 +18,12 @@ from torch_tile.kernels.common import (
     dense_last,
     dynamic,
     entry_function,
-    has_kernels,
-    into,
     machine_of,
     strided,
     vector_of,
 )
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs
+from torch_tile.kernels.ssm.args import CausalConv1dArgs, CausalConv1dBackwardArgs, CausalConv1dUpdateArgs
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -412,28 +410,22 @@ def empty_gradients(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), dbias, dstate
 
 
+@entry_function(
+    CausalConv1dUpdateArgs,
+    update_reference,
+    lambda args: (args.x.new_empty(args.x.shape), args.state.new_empty(args.state.shape)),
+)
 def causal_conv1d_update(
-    x: torch.Tensor,
-    state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str = "none",
-    out: torch.Tensor | None = None,
-    new_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the update as `update_reference` does. `out` and `new_state` may be given, contiguous."""
-    if not has_kernels(x):
-        made, state_made = update_reference(x, state, weight, bias, activation)
-        return into(out, made), into(new_state, state_made)
-    out = x.new_empty(x.shape) if out is None else out
-    new_state = state.new_empty(state.shape) if new_state is None else new_state
+    args: CausalConv1dUpdateArgs[torch.Tensor], out: torch.Tensor, new_state: torch.Tensor
+) -> None:
+    """Compute the update as `update_reference` does."""
+    x, state, weight, bias, activation = args
     if out.numel():
         machine, width = machine_of(x), weight.shape[1]
         dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype, state.dtype
         spec = Spec(*dtypes, width, activation == "silu", length=state.shape[2])
         given = [] if bias is None else [bias]
         machine.kernel(step)(Config(1, 128), spec)(x, state, weight, *given, out, new_state)
-    return out, new_state
 
 
 def _spec(args: CausalConv1dArgs[torch.Tensor], machine: Machine, *dense: torch.Tensor) -> Spec:

@@ -54,7 +54,7 @@ def _parts(condition: Expr, op: str) -> Iterator[Expr]:
 
 def _until(condition: Expr, k: Var) -> Expr | None:
     """Return a `k` from which on one of the comparisons joined by `and` fails; a constant, if there is one."""
-    found = [iteration for part in _parts(condition, "and") if (iteration := _end(part, k)) is not None]
+    found = [iteration for part in _parts(condition, "and") if (iteration := _first_failing(part, k)) is not None]
     return min(found, key=lambda iteration: not isinstance(iteration, Const), default=None)
 
 
@@ -66,7 +66,7 @@ def _start(comparison: Expr, k: Var) -> Expr | None:
     return simplify(-(rest // step)) if reaches else simplify((-rest) // step + 1)
 
 
-def _end(comparison: Expr, k: Var) -> Expr | None:
+def _first_failing(comparison: Expr, k: Var) -> Expr | None:
     """Return the least `k` from which on a comparison fails; None if it is not known."""
     if isinstance(comparison, Binary) and comparison.op == "==" and comparison.a is k:
         return simplify(comparison.b + 1)

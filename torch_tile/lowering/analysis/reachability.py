@@ -74,7 +74,7 @@ class Path:
 
     def loop(self, loop: For) -> Path:
         """Return the path inside a loop."""
-        if _ends(loop.body, True):
+        if _may_skip_later(loop.body, True):
             return LOST
         new = self
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
@@ -105,7 +105,7 @@ class Path:
             return self
         if isinstance(one, Assert):
             return self.assume(one.condition)
-        return LOST if _ends(one, False) else self
+        return LOST if _may_skip_later(one, False) else self
 
     def define(self, var: Var, value: Expr) -> Path:
         """Return the path behind `var = value`."""
@@ -230,7 +230,7 @@ def _expressions(step: Step) -> tuple[Expr, ...]:
     return (step.value if isinstance(step, Named) else step.condition,)
 
 
-def _ends(one: Node, iterations: bool) -> bool:
+def _may_skip_later(one: Node, iterations: bool) -> bool:
     """Return whether a statement may keep later ones of its block, or `iterations` of the loop, from running."""
     if not contents(one) & (Assert.bit | Break.bit | Continue.bit | While.bit):
         return False
@@ -240,4 +240,4 @@ def _ends(one: Node, iterations: bool) -> bool:
         return not iterations
     if isinstance(one, For):
         return any(True for _ in find(one, Assert, While))
-    return any(_ends(child, iterations) for child in children(one))
+    return any(_may_skip_later(child, iterations) for child in children(one))

@@ -126,7 +126,7 @@ class _Guard(Known):
     def scattered(self, call: expr.Call, count: int) -> Stmt:
         """Copy or add element by element, each with its own guard."""
         step = Var("element", dt.int32, "loop")
-        dst, src = (_at(a, step) for a in call.args)
+        dst, src = (_address_after(a, step) for a in call.args)
         value = Load(src.buffer, src.indices, *map(str, call.options[1:]))
         is_copy = call.name == "vector_copy"
         body = Store(dst.buffer, dst.indices, value) if is_copy else Do(atomic(dst, value, "add"))
@@ -158,7 +158,7 @@ def _global(call: Call) -> Address | None:
     return next((a for a in call.args if isinstance(a, Address) and a.buffer.scope == "global"), None)
 
 
-def _at(address: Expr, step: Var) -> Address:
+def _address_after(address: Expr, step: Var) -> Address:
     """Return the address `step` elements further."""
     assert isinstance(address, Address)
     return replace(address, indices=(*address.indices[:-1], simplify(binary("+", address.indices[-1], step))))
@@ -174,7 +174,7 @@ def _with_single_elements(address: Address) -> Address:
 def _cleared(call: Call, count: int) -> Stmt:
     """Fill the local array that a wide read would fill with zeros."""
     step = Var("element", dt.int32, "loop")
-    dst = _at(call.args[0], step)
+    dst = _address_after(call.args[0], step)
     return _each(step, count, Store(dst.buffer, dst.indices, const(0, dst.buffer.dtype)), call)
 
 

@@ -79,7 +79,7 @@ class Arrivals:
         places = {structure(index) for each in (*arrivals, *waits) for index in each.place}
         if len(buffer.shape) > 1 or not (buffer.static_shape == (1,) or _one_element(arrivals)) or not places:
             return None
-        waits = [each for each in waits if buffer.static_shape == (1,) or not _apart(arrivals[0], each)]
+        waits = [each for each in waits if buffer.static_shape == (1,) or not _are_disjoint(arrivals[0], each)]
         if not arrivals or not waits or {each.path for each in (*arrivals, *waits)} != {arrivals[0].path}:
             return None
         come = sum(each.threads for each in arrivals)
@@ -95,7 +95,7 @@ def _one_element(arrivals: Sequence[BarrierUse]) -> bool:
     return bool(arrivals) and all(equal(arrivals[0].place, each.place) for each in arrivals)
 
 
-def _apart(one: BarrierUse, other: BarrierUse) -> bool:
+def _are_disjoint(one: BarrierUse, other: BarrierUse) -> bool:
     """Return whether two statements name different elements by numbers."""
     pairs = zip(one.place, other.place, strict=True)
     return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in pairs)

@@ -90,7 +90,7 @@ class _Order(InOrder):
         reads, writes = op.accesses()
         self._may_be_dropped(op, True)
         for region in reads:
-            self._read(region.buffer, op)
+            self._report_read(region.buffer, op)
             if region.buffer in self.written and self._reaches(op, region):
                 self._read_part(region.buffer, region.starts, region.extents, op)
         garbage: list[Box] = []
@@ -111,14 +111,14 @@ class _Order(InOrder):
         return store
 
     def visit_Load(self, load: Load) -> Any:
-        self._read(load.buffer, load)
+        self._report_read(load.buffer, load)
         if load.buffer in self.written and not self.dropped:
             self._read_part(load.buffer, load.indices, [ONE] * len(load.indices), load)
         return self.children(load)
 
     def visit_Print(self, node: Print) -> Stmt:
         if isinstance(node.value, Region):
-            self._read(node.value.buffer, node)
+            self._report_read(node.value.buffer, node)
         return self.children(node)
 
     def visit_Let(self, let: Let) -> Stmt:
@@ -189,7 +189,7 @@ class _Order(InOrder):
                 return lost
         return []
 
-    def _read(self, buffer: Buffer, node: Node) -> None:
+    def _report_read(self, buffer: Buffer, node: Node) -> None:
         """Report a read of a tile that has no write before it."""
         if self.written.get(buffer) != [] or (self.conditional and buffer in self.ever):
             return

@@ -130,11 +130,11 @@ def uncovered(box: Box, boxes: Iterable[Box]) -> list[Box]:
     """Return the parts of a box that lie in none of `boxes`."""
     rest = [box]
     for other in boxes:
-        rest = [part for one in rest for part in _cut(one, other)]
+        rest = [part for one in rest for part in _parts_outside(one, other)]
     return rest
 
 
-def _cut(box: Box, other: Box) -> list[Box]:
+def _parts_outside(box: Box, other: Box) -> list[Box]:
     """Return the parts of `box` outside of `other`."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True))
     if any(a >= b for a, b in common):

@@ -214,13 +214,13 @@ class _Async(Rewriter):
 
         def start(iteration: Expr, sums: Buffer) -> list[Stmt]:
             """Return the statements that start the product of an iteration."""
-            return _all(at(iteration, sums), _started(parts.start))
+            return _clone_all(at(iteration, sums), _started(parts.start))
 
         def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
             """Return statements that wait for the product of an iteration, and use it; `pending` may stay in flight."""
             here = at(iteration, sums)
             wait = wgmma_wait(pending), WgmmaResults(product.C, span=product.span)
-            return _all(here, (*parts.before, *wait, *parts.after))
+            return _clone_all(here, (*parts.before, *wait, *parts.after))
 
         pairs = simplify(binary("//", stop - 1, const(2, int32)))
         body = [
@@ -325,20 +325,20 @@ class _Async(Rewriter):
         following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
         body = [
             *take,
-            *_all(following, _started(parts.first)),
-            *_all(same, _started(parts.second)),
+            *_clone_all(following, _started(parts.first)),
+            *_clone_all(same, _started(parts.second)),
             *give,
             wgmma_wait(sum(isinstance(s, Gemm) for s in parts.second)),
             *_results(parts.first),
-            *_all(following, parts.release),
-            *_all(following, free),
+            *_clone_all(following, parts.release),
+            *_clone_all(following, free),
             wgmma_wait(0, behind=all(s.A.buffer.dtype.bits == 8 for s in parts.second if isinstance(s, Gemm))),
             *_results((*parts.first, *parts.second)),
-            *_all(same, parts.last),
-            *_all(following, bound),
+            *_clone_all(same, parts.last),
+            *_clone_all(following, bound),
         ]
         end = at(simplify(stop - 1))
-        epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
+        epilogue = [*_clone_all(end, _sync(parts.second)), *_clone_all(end, parts.last)]
         main = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
         if skipped is None:
             whole = _if_any((*lead, *around(main), *epilogue), stop)
@@ -395,8 +395,10 @@ class _Async(Rewriter):
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
         # Tiles that the arithmetic waits for are released there, or where those of the second products are.
-        kept = _waited_for(parts) <= _own(parts.last, came=False)
-        calm = all(quiet[last:]) and kept and _own(parts.between, came=False) <= _own(parts.between, came=True)
+        kept = _waited_for(parts) <= _tiles_of(parts.last, came=False)
+        calm = (
+            all(quiet[last:]) and kept and _tiles_of(parts.between, came=False) <= _tiles_of(parts.between, came=True)
+        )
         names = IdSet(s.var for s in stmts if isinstance(s, Let))
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or names.any_in(s) for s in later)
@@ -560,7 +562,7 @@ def _left_out(loop: st.For, parts: _Parts, skipped: Var, passing: Sequence[Stmt]
     at = Instance(IdMap([(k, here)]), IdMap(), fresh=True)
     kept = [s for s in (*parts.first, *parts.release, *parts.second, *parts.last) if not isinstance(s, Gemm)]
     passed = If(binary("<", here + 1, loop.stops[0]), Block(tuple(passing)), Block(()))
-    body = Block((*_all(at, kept), *([passed] if passing else [])))
+    body = Block((*_clone_all(at, kept), *([passed] if passing else [])))
     return replace(loop, vars=(here,), stops=(skipped,), body=body)
 
 
@@ -592,7 +594,12 @@ def _lead(
 
     def iteration(k_now: Expr, *more: Stmt) -> list[Stmt]:
         at = Instance(IdMap([(k, k_now)]), IdMap(), fresh=True)
-        return [*_all(at, _sync(parts.first)), *_all(at, parts.release), *_all(at, parts.between), *_all(at, more)]
+        return [
+            *_clone_all(at, _sync(parts.first)),
+            *_clone_all(at, parts.release),
+            *_clone_all(at, parts.between),
+            *_clone_all(at, more),
+        ]
 
     if not several:
         return iteration(begin), least, IdSet(ends)
@@ -637,7 +644,7 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
     return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
 
 
-def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
+def _tiles_of(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
     """Return the tiles (by identity) that statements wait for (`came`) or release, by what their barriers guard."""
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else is_release(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
@@ -650,8 +657,8 @@ def _waited_for(parts: _Parts) -> IdSet[Buffer | None]:
     In a shifted loop the wait comes behind the release of the iteration before. Otherwise one stage would wait for
     itself.
     """
-    released = _own(parts.between, came=False)
-    return IdSet(tile for tile in _own(parts.between, came=True) if tile not in released)
+    released = _tiles_of(parts.between, came=False)
+    return IdSet(tile for tile in _tiles_of(parts.between, came=True) if tile not in released)
 
 
 def _reads_after_waits(parts: _Parts) -> bool:
@@ -682,7 +689,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         read, mine = uses(one)
         late = bool((read & written) or (mine & (touched | written)) or names.any_in(one))
         late = late or bool(bound and is_release(one))
-        late = late or bool(calls(one, "mbarrier_wait") and _own((one,), came=True) & behind)
+        late = late or bool(calls(one, "mbarrier_wait") and _tiles_of((one,), came=True) & behind)
         (bound if late else free).append(one)
         if late:
             touched |= read
@@ -731,7 +738,7 @@ def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
     return [WgmmaResults(region, span=region.span) for region in fragments.values()]
 
 
-def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:
+def _clone_all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:
     """Clone several statements."""
     return [instance(s) for s in stmts]
 

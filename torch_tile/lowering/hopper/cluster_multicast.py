@@ -45,7 +45,7 @@ class Sharers:
     @property
     def count(self) -> int:
         """Return the number of blocks, this one included."""
-        return len({place for axes in self.axes for place in _around(self.kernel, axes)})
+        return len({place for axes in self.axes for place in _other_places(self.kernel, axes)})
 
     @property
     def blocks(self) -> Expr:
@@ -76,7 +76,7 @@ class Sharers:
         cluster = self.kernel.cluster
         steps = (1, cluster[0], cluster[0] * cluster[1])
         pattern = sum(
-            1 << sum(p * s for p, s in zip(place, steps, strict=True)) for place in _around(self.kernel, axes)
+            1 << sum(p * s for p, s in zip(place, steps, strict=True)) for place in _other_places(self.kernel, axes)
         )
         rest = [a for a in range(len(self.kernel.blocks)) if a not in axes and cluster[a] > 1]
         if not rest:
@@ -151,9 +151,9 @@ def _largest(copy: Copy, free: Sequence[int], kernel: Kernel) -> tuple[Sharers |
 def _subsets(axes: Sequence[int], kernel: Kernel) -> list[tuple[int, ...]]:
     """List the sets of axes, those with the most blocks first."""
     found = [some for count in range(1, len(axes) + 1) for some in combinations(axes, count)]
-    return sorted(found, key=lambda some: -len(list(_around(kernel, some))))
+    return sorted(found, key=lambda some: -len(list(_other_places(kernel, some))))
 
 
-def _around(kernel: Kernel, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _other_places(kernel: Kernel, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the places of a cluster that differ from its first place along `axes` only."""
     yield from product(*(range(size if n in axes else 1) for n, size in enumerate(kernel.cluster)))

@@ -35,7 +35,7 @@ def _initialised(kernel: Kernel) -> Kernel:
     if not made or done or kernel.thread is None:
         return kernel
     buffers = [s.buffer for s in stmts if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
-    inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
+    inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _inits(b)), bulk.fence_barrier_init()))
     first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
     after = max(made) + 1
     reached = any(map(bulk.reaches_others, find(kernel.body, Call)))
@@ -52,7 +52,7 @@ def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
             yield bulk.prefetch_map(node)
 
 
-def _of(buffer: Buffer) -> Iterator[Stmt]:
+def _inits(buffer: Buffer) -> Iterator[Stmt]:
     """Yield the initialisation of each mbarrier in an array."""
     shape = buffer.static_shape
     assert shape is not None, f"`{buffer.name}` has a dynamic size"

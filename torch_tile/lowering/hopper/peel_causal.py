@@ -49,7 +49,7 @@ class _Peel(Rewriter):
             return new
         beside = _beside_products(new.body.stmts)
         found = next(((n, first) for n in beside if (first := taken_from(n, new)) is not None), None)
-        return new if found is None else _cut(new, *found)
+        return new if found is None else _split_loop(new, *found)
 
 
 def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
@@ -66,7 +66,7 @@ def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
     return sorted(found)
 
 
-def _cut(loop: st.For, place: int, first: Expr) -> Block:
+def _split_loop(loop: st.For, place: int, first: Expr) -> Block:
     """Split a loop: without its branch up to iteration `first`, and with the branch's body from there on."""
     start, stop = loop.starts[0], loop.stops[0]
     middle = Var(f"{loop.vars[0].name}_more", int32, "let")

@@ -225,7 +225,7 @@ def _why_not(copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written
         return f"versions of `{tile.name}`, of {_bytes(tile)} bytes, do not begin at multiples of {VERSION}"
     if copy.src.buffer in written:
         return f"the kernel writes `{copy.src.buffer.name}`"
-    needed = list(_needed(copy, body))
+    needed = list(_deciding_nodes(copy, body))
     for node in needed:
         if isinstance(node, Var) and node.role == "thread":
             return "whether or where it reads depends on the thread"
@@ -261,7 +261,7 @@ def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
     return any(last is op for op in survey.products)
 
 
-def _needed(copy: Copy, body: Body) -> Iterator[Node]:
+def _deciding_nodes(copy: Copy, body: Body) -> Iterator[Node]:
     """Yield all nodes that decide if, how often and from where a copy reads."""
     for expr, _ in decisive(copy, body):
         yield from walk(expr)

@@ -137,12 +137,12 @@ def _is_start(one: Stmt) -> bool:
     if len(one.then.stmts) < 3:
         return False
     *stores, commit, wait = (s.call if isinstance(s, Do) else None for s in one.then.stmts)
-    if not all(isinstance(s, Call) and s.name == "tma_store" for s in stores) or not _ends(commit, Sync.COMMIT):
+    if not all(isinstance(s, Call) and s.name == "tma_store" for s in stores) or not _is_group(commit, Sync.COMMIT):
         return False
-    return _ends(wait, Sync.DRAIN) and isinstance(wait, Call) and wait.options == (0, True) and not wait.args
+    return _is_group(wait, Sync.DRAIN) and isinstance(wait, Call) and wait.options == (0, True) and not wait.args
 
 
-def _ends(node: object, how: Sync) -> bool:
+def _is_group(node: object, how: Sync) -> bool:
     """Return whether a call commits (`how` is COMMIT) or waits for (DRAIN) groups of bulk stores."""
     found = intrinsic_of(node)
     return found is not None and (found.engine, found.sync) == (Engine.BULK, how)
@@ -167,7 +167,7 @@ def _commits(one: Stmt, condition: Expr) -> bool:
     """Return whether a statement commits a group in the threads for which `condition` holds."""
     if not isinstance(one, If) or not equal(one.condition, condition):
         return False
-    return any(isinstance(s, Do) and _ends(s, Sync.COMMIT) for s in one.then.stmts)
+    return any(isinstance(s, Do) and _is_group(s, Sync.COMMIT) for s in one.then.stmts)
 
 
 def _alike(group: Sequence[_Started]) -> list[list[_Started]]:

@@ -40,9 +40,9 @@ def unroll_steps(loop: st.For, threads: int) -> Block | None:
     if _reads_stages(parts, loop.vars[0]) or any(_sums(op, threads) < LEAST_SUMS for op in parts.products):
         return None
     k, steps = loop.vars[0], [const(number, int32) for number in range(int(stop.value))]
-    found = _at(parts.starts[0], k, steps[0])
+    found = _clone_at(parts.starts[0], k, steps[0])
     for now, following in zip(steps, (*steps[1:], None), strict=True):
-        found += [*_iteration(parts, k, now), *_end(parts, k, now, following)]
+        found += [*_iteration(parts, k, now), *_end_of_iteration(parts, k, now, following)]
     return Block((*parts.allocs, *found))
 
 
@@ -59,20 +59,20 @@ def _iteration(parts: _Parts, k: Var, now: Expr) -> list[Stmt]:
     for number, start in enumerate(parts.starts[1:]):
         product = parts.products[number]
         done = wgmma_wait(1), WgmmaResults(product.C, span=product.span)
-        found += _at((*start, *aside, *done, *parts.results[number]), k, now)
+        found += _clone_at((*start, *aside, *done, *parts.results[number]), k, now)
         aside = ()
     return found
 
 
-def _end(parts: _Parts, k: Var, now: Expr, following: Expr | None) -> list[Stmt]:
+def _end_of_iteration(parts: _Parts, k: Var, now: Expr, following: Expr | None) -> list[Stmt]:
     """Return the end of iteration `now`. The first product of the `following` one starts in front of it, if given."""
     product = parts.products[-1]
-    ahead = [] if following is None else _at(parts.starts[0], k, following)
+    ahead = [] if following is None else _clone_at(parts.starts[0], k, following)
     done = wgmma_wait(1 if ahead else 0), WgmmaResults(product.C, span=product.span)
-    return [*ahead, *_at((*done, *parts.releases, *parts.results[-1]), k, now)]
+    return [*ahead, *_clone_at((*done, *parts.releases, *parts.results[-1]), k, now)]
 
 
-def _at(stmts: Sequence[Stmt], k: Var, iteration: Expr) -> list[Stmt]:
+def _clone_at(stmts: Sequence[Stmt], k: Var, iteration: Expr) -> list[Stmt]:
     """Clone statements for an iteration; products among them are not waited for."""
     one = Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
     return [one(replace(s, wg_wait=-1) if isinstance(s, Gemm) else s) for s in stmts]
@@ -107,7 +107,7 @@ def _parts(stmts: Sequence[Stmt]) -> _Parts | None:
     starts: list[list[Stmt]] = [[] for _ in products]
     results: list[list[Stmt]] = [[] for _ in products]
     aside, releases = list[Stmt](), list[Stmt]()
-    needed, done = _needed(stmts), 0
+    needed, done = _operand_arithmetic(stmts), 0
     for one in stmts:
         used = {owner[b] for b in (_touched((one,))[0] | _touched((one,))[1]) if b in owner}
         if isinstance(one, Gemm):
@@ -132,7 +132,7 @@ def _parts(stmts: Sequence[Stmt]) -> _Parts | None:
     return parts if whole and _may_cross(parts) else None
 
 
-def _needed(stmts: Sequence[Stmt]) -> IdSet[Stmt]:
+def _operand_arithmetic(stmts: Sequence[Stmt]) -> IdSet[Stmt]:
     """Return the arithmetic that fills operands of products."""
     wanted: IdSet[Buffer] = IdSet()
     found: IdSet[Stmt] = IdSet()

@@ -69,12 +69,12 @@ def specialize_warps(program: Program, build: Build, why_not: str = "") -> Progr
         for kernel in program.kernels:
             _each_its_own(kernel, why_not, build)
         return program
-    kernels = tuple(_split(kernel, build) for kernel in program.kernels)
+    kernels = tuple(_split_kernel(kernel, build) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
     return program if same else replace(program, kernels=kernels)
 
 
-def _split(kernel: Kernel, build: Build) -> Kernel:
+def _split_kernel(kernel: Kernel, build: Build) -> Kernel:
     """Split one kernel into roles, or report why it keeps all its threads together."""
     count = math.prod(kernel.threads)
     pipelined = [n for n in find(kernel.body, For) if n.kind is LoopKind.PIPELINED and n.stages]
@@ -204,7 +204,7 @@ class _Roles:
         allocs += [Alloc(b) for b in (*self.full.values(), *self.empty.values())]
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
-        reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
+        reading = place(Block((*self._bases(), *self._without_loads(self.source.body, self._top()))))
         # Each thread waits for the kernel before, and the barriers of a cluster count all its threads.
         copying = Block((*waits_before_loads(self.source), *self._producers(place), *meetings(self.source)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
@@ -258,9 +258,9 @@ class _Roles:
             return ZERO
         var = body.loop.vars[0]
         base = self.bases.get(body)
-        return var if base is None else self._before(base, body) + var
+        return var if base is None else self._iterations_before(base, body) + var
 
-    def _before(self, base: Buffer, body: Body) -> Expr:
+    def _iterations_before(self, base: Buffer, body: Body) -> Expr:
         """Return the number of iterations in earlier runs of a loop, as far as stages and parities need it."""
         period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
         return binary("max", Load(base, ()), ZERO) % period
@@ -282,11 +282,11 @@ class _Roles:
         if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
         trips = binary("max", body.loop.stops[0], ZERO)
-        return [Store(base, (), self._before(base, body) + trips)]
+        return [Store(base, (), self._iterations_before(base, body) + trips)]
 
     # Code of the consumers.
 
-    def _read(self, block: Block, body: Body) -> Iterator[Stmt]:
+    def _without_loads(self, block: Block, body: Body) -> Iterator[Stmt]:
         """Yield a body without its loads, with waits before readers and arrivals after them."""
         mine = [g for g in self.groups if g.body.block is block]
         for n, one in enumerate(block.stmts):
@@ -320,12 +320,12 @@ class _Roles:
         if isinstance(one, Alloc) and one.buffer in self.tiles:
             return
         if isinstance(one, If):
-            then, other = (Block(tuple(self._read(b, body))) for b in (one.then, one.otherwise))
+            then, other = (Block(tuple(self._without_loads(b, body))) for b in (one.then, one.otherwise))
             if then.stmts or other.stmts:
                 yield If(one.condition, then, other, span=one.span)
         elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
             inner = self.body_of(one)
-            yield replace(_plain(one), body=Block(tuple(self._read(one.body, inner or body))))
+            yield replace(_to_serial(one), body=Block(tuple(self._without_loads(one.body, inner or body))))
             yield from self.counts(inner)
         elif type(one) is Copy and self._is_store(one):
             yield TmaCopy(one.src, one.dst, span=one.span)
@@ -439,7 +439,7 @@ class _Copier:
             )
         elif isinstance(one, For):
             inner = self.roles.body_of(one)
-            yield replace(_plain(one), body=Block(tuple(self.block(one.body, inner or body))))
+            yield replace(_to_serial(one), body=Block(tuple(self.block(one.body, inner or body))))
             yield from self.roles.counts(inner)
 
     def _loads(self, one: Stmt, group: Group) -> bool:
@@ -448,7 +448,7 @@ class _Copier:
         return any(n in self.copies and n.dst.buffer in tiles for n in find(one, Copy))
 
 
-def _plain(loop: For) -> For:
+def _to_serial(loop: For) -> For:
     """Turn a pipelined loop into a serial one."""
     if loop.kind is not LoopKind.PIPELINED:
         return loop

@@ -35,7 +35,7 @@ def copies_before(stmts: Sequence[Stmt], loop: For, schedule: Schedule) -> list[
         if type(one) is Copy and _may_wait(one, between, loop, schedule):
             found.insert(0, one)
         else:
-            between |= _named(one)
+            between |= _buffers_of(one)
     return found
 
 
@@ -49,7 +49,7 @@ def _is_plain(one: Stmt) -> bool:
 def _may_wait(copy: Copy, between: IdSet[Buffer], loop: For, schedule: Schedule) -> bool:
     """Return whether a copy may move behind what stands `between` it and the loop, and the loop's readers wait."""
     how = filling(copy)
-    if how is None or how.converts or between & _named(copy):
+    if how is None or how.converts or between & _buffers_of(copy):
         return False
     tile, staged, is_read = how.region.buffer, IdSet(schedule.staged), False
     for leaf in leaves(loop.body):
@@ -63,6 +63,6 @@ def _may_wait(copy: Copy, between: IdSet[Buffer], loop: For, schedule: Schedule)
     return is_read
 
 
-def _named(one: Stmt) -> IdSet[Buffer]:
+def _buffers_of(one: Stmt) -> IdSet[Buffer]:
     """Return the buffers that a statement allocates, reads or writes."""
     return IdSet(each for each in symbols(one) if isinstance(each, Buffer))

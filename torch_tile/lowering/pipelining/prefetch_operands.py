@@ -179,7 +179,7 @@ class _Overlapped:
         for operand in self.operands.values():
             yield from (Alloc(fragment, span=self.loop.span) for fragment in operand.fragments)
         yield self.wait
-        yield self._first(self.loop.starts[0])
+        yield self._load_first_step(self.loop.starts[0])
         yield replace(self.loop, body=Block(tuple(self._body())))
 
     def _body(self) -> Iterator[Stmt]:
@@ -191,10 +191,10 @@ class _Overlapped:
                 yield from (operand.load(step + 1, same) for operand in self.operands.values())
             else:
                 yield self.wait
-                yield self._first(simplify(self.loop.vars[0] + 1))
+                yield self._load_first_step(simplify(self.loop.vars[0] + 1))
             yield from (self._product(op, step) for op in self.products)
 
-    def _first(self, at: Expr) -> Stmt:
+    def _load_first_step(self, at: Expr) -> Stmt:
         """Load the first step of an iteration, if the loop has that iteration."""
         iteration = Instance(IdMap([(self.loop.vars[0], at)]), IdMap(), fresh=False)
         loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))

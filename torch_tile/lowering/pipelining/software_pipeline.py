@@ -215,7 +215,7 @@ class _Stages:
         start = self.source.starts[0]
         if not self.depth:
             return Block(())
-        joining = _under([start < self.source.stops[0]], Block(tuple(map(_started, self.joining))), self.source)
+        joining = _guarded([start < self.source.stops[0]], Block(tuple(map(_started, self.joining))), self.source)
         if self.depth == 1:
             steps = self._prologue_step(start, const(0, int32))
             return Block((*joining, *steps, *self._read_early(simplify(start + 1))))
@@ -228,7 +228,7 @@ class _Stages:
     def _read_early(self, iteration: Expr) -> list[Stmt]:
         """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""
         reads = Block(tuple(self.early.reads(self.source.vars[0], iteration)))
-        return _under([iteration < self.source.stops[0]], reads, self.source)
+        return _guarded([iteration < self.source.stops[0]], reads, self.source)
 
     def _prologue_step(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
         """Yield one step of the prologue: the parts whose stage has begun, and an empty commit for each later group."""
@@ -301,7 +301,7 @@ class _Stages:
         body = _nested(named)
         made: Block = instance(Block(tuple(body)))
         # Indices of an iteration known here are simplified, so that a reader sees numbers.
-        yield from _under(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
+        yield from _guarded(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
         if item.is_group:
             yield cp_async_commit()
             arrivals.committed += 1
@@ -383,7 +383,7 @@ def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
     return made
 
 
-def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
+def _guarded(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
     """Put `stmt` under conditions; return its statements if there are none."""
     block = stmt if isinstance(stmt, Block) else Block((stmt,))
     guards = [g for g in map(simplify, guards) if not is_literal(g, True)]

@@ -130,9 +130,9 @@ class Collector:
             for child in children(node):
                 yield from self.of(child, loops, conditions)
             if isinstance(node, Load):
-                yield from self._made(node, node, "r", loops, conditions)
+                yield from self._access_at(node, node, "r", loops, conditions)
             elif isinstance(node, Store):
-                yield from self._made(node, node, "w", loops, conditions)
+                yield from self._access_at(node, node, "w", loops, conditions)
             elif isinstance(node, Call):
                 yield from self._called(node, loops, conditions)
 
@@ -143,13 +143,13 @@ class Collector:
         for effect in intrinsic.effects(call):
             place = call.args[effect.operand]
             if isinstance(place, Address):
-                for found in self._made(place, call, effect.kind, loops, conditions):
+                for found in self._access_at(place, call, effect.kind, loops, conditions):
                     moving = effect.asynchronous and ("w" in effect.kind or intrinsic.engine is Engine.WGMMA)
                     extra = {"asynchronous": moving, "atomic": intrinsic.atomic, "collective": warp}
                     whole = intrinsic.engine is Engine.WGMMA and effect.elements == ANYWHERE
                     yield replace(found, count=MATRIX if whole else effect.elements, **extra)  # type: ignore[arg-type]
 
-    def _made(
+    def _access_at(
         self,
         place: Load | Store | Address,
         origin: Node,
@@ -405,7 +405,7 @@ def _places(access: Access, threads: int, first: int, simplify: Simplifier) -> _
         for part in terms_of("and", condition):
             if numbers.knows(part):
                 active &= numbers(part)
-    sides = tuple(_side(simplify(i), numbers, active, unknown) for i in access.indices)
+    sides = tuple(_thread_parts(simplify(i), numbers, active, unknown) for i in access.indices)
     return _AccessPlaces(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 
@@ -417,17 +417,17 @@ def trips(loop: For) -> int | None:
     return len(range(int(start.value), int(stop.value), loop.step))
 
 
-def _side(index: Expr, numbers: Numbers, active: Any, unknown: Set[Var]) -> _Side:
+def _thread_parts(index: Expr, numbers: Numbers, active: Any, unknown: Set[Var]) -> _Side:
     """Split an index into its part that all threads share and its value in each active thread."""
     import numpy as np
 
-    rest, own = _split(index, numbers)
+    rest, own = _split_by_thread(index, numbers)
     values = np.broadcast_to(numbers(own), active.shape)[active]
     sure = not numbers.touches(rest) and unknown.isdisjoint(symbols(rest))
     return _Side(rest, values, isinstance(own, Const) and own.value == 0, sure)
 
 
-def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr]:
+def _split_by_thread(e: Expr, numbers: Numbers) -> tuple[Expr, Expr]:
     """Split `e` into a sum: what all threads share (and the rest), and what NumPy computes for each thread."""
     zero = const(0, int32)
     if numbers.knows(e):
@@ -435,9 +435,9 @@ def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr]:
     if not numbers.touches(e):
         return e, zero
     if isinstance(e, Binary) and e.op in ("+", "-"):
-        a, b = _split(e.a, numbers), _split(e.b, numbers)
+        a, b = _split_by_thread(e.a, numbers), _split_by_thread(e.b, numbers)
         return (a[0] + b[0], a[1] + b[1]) if e.op == "+" else (a[0] - b[0], a[1] - b[1])
     if isinstance(e, Binary) and e.op == "*" and isinstance(e.b, Const):
-        a = _split(e.a, numbers)
+        a = _split_by_thread(e.a, numbers)
         return a[0] * e.b, a[1] * e.b
     return e, zero

@@ -220,7 +220,7 @@ class Walk:
                 state.wrote = self.divergent  # threads elsewhere pass no fence here
             state.in_warps(lambda access: not by_engine(access.origin))
         if isinstance(one, Role):
-            self._role(one, place, state, places)
+            self._place_in_role(one, place, state, places)
         elif call is not None and _is_for_all(call, self.threads):
             self._clear(place, state)
         elif call is not None and self.group is not None and self.group.meets(call, self.splits):
@@ -318,7 +318,7 @@ class Walk:
         self.gathered.add(group)
         return True
 
-    def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
+    def _place_in_role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place the barriers among the threads of a role. Accesses before all roles count; mbarriers order roles."""
         if state.since:
             self._barrier(place, state, places)
@@ -456,7 +456,7 @@ class Walk:
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
             places |= found
-            state.become(self._left(loop, ends, exits))
+            state.become(self._state_behind(loop, ends, exits))
             self.divergent = outer
             self.splits -= parted
             state.leave(self.splits)
@@ -474,7 +474,7 @@ class Walk:
                 entry.since.clear()
                 entry.used = entry.wrote = False
                 self._add(head, entry)  # the bounds are read behind the barrier
-            first = self._entered(loop, entry)
+            first = self._state_at_first(loop, entry)
             for start in self._starts(loop):
                 found, leaves = self._fixed_point(loop, first, start)
                 here = {place: self._cost()} if front else {}
@@ -560,7 +560,7 @@ class Walk:
         self.forced = forced
         if not self.trying:
             self.last = list(places)
-        return places, self._left(loop, ends, exits)
+        return places, self._state_behind(loop, ends, exits)
 
     def _anywhere(self, loop: For | While, state: State) -> State:
         """Return the state with all accesses of a loop, made in any of its iterations."""
@@ -572,7 +572,7 @@ class Walk:
             found.since[earlier.key] = earlier
         return found
 
-    def _entered(self, loop: For | While, entry: State) -> State:
+    def _state_at_first(self, loop: For | While, entry: State) -> State:
         """Return the state before a loop as its first iteration sees it."""
         if isinstance(loop, While):
             return entry
@@ -587,7 +587,7 @@ class Walk:
             kept.since = {k: a for k, a in kept.since.items() if not any(equal(known(c), runs) for c in a.conditions)}
         return kept
 
-    def _left(self, loop: For | While, state: State, exits: State) -> State:
+    def _state_behind(self, loop: For | While, state: State, exits: State) -> State:
         """Return the state behind a loop, without accesses that the last iteration makes only for a next one."""
         left = state.copy()
         if isinstance(loop, For) and loop.step == 1:

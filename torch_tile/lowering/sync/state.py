@@ -216,7 +216,7 @@ class Shifts:
     def of(self, loop: For | While, leave: bool) -> Shift:
         """Return the shift of accesses to the next iteration, or with `leave` to what comes after the loop."""
         if (loop, leave) not in self.known:
-            self.known[loop, leave] = self._made(loop, leave)
+            self.known[loop, leave] = self._build_shift(loop, leave)
         return self.known[loop, leave]
 
     def into(self, loop: For, inside: Sequence[Access]) -> Shift:
@@ -235,7 +235,7 @@ class Shifts:
             self.entries[loop] = _once(entering)
         return self.entries[loop]
 
-    def _made(self, loop: For | While, leave: bool) -> Shift:
+    def _build_shift(self, loop: For | While, leave: bool) -> Shift:
         """Build the shift for a loop."""
         forget = _Mover(self.forgotten(loop), self.simplify)
         step = forget

@@ -168,10 +168,10 @@ class _Bind(Known):
         if store.buffer.scope in ("global", "shared"):
             return self.by_one(new, new.indices)
         if isinstance(new.value, Call) and new.value.name == "atomic":
-            return self._told(new, new.buffer, new.value)
+            return self._share_old_value(new, new.buffer, new.value)
         return new
 
-    def _told(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
+    def _share_old_value(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
         """Store the old value of an update in a variable; if one thread makes the update, it tells all threads."""
         if self.by_one(store, update.args) is store:
             return store

@@ -132,8 +132,8 @@ class _Loop:
         if any(on_chip):
             return self.copies(dst, src, min(widths), store.span, read)
         local = self.local(load.buffer)
-        fetch = self.copies(_first(local), src, widths[1], store.span, read)
-        put = self.copies(dst, _first(local), widths[0], store.span)
+        fetch = self.copies(_first_address(local), src, widths[1], store.span, read)
+        put = self.copies(dst, _first_address(local), widths[0], store.span)
         return Block((*self.before, fetch, put), span=self.span)
 
     def statement(self, s: Stmt) -> Stmt:
@@ -149,7 +149,7 @@ class _Loop:
         if width == 1:
             return replace(s, value=value, indices=indices)
         local = self.local(s.buffer)
-        self.after.append(self.copies(self.at_start(s), _first(local), width, s.span))
+        self.after.append(self.copies(self.at_start(s), _first_address(local), width, s.span))
         return Store(local, (self.var,), value, span=s.span)
 
     def addition(self, s: Stmt, add: Call) -> Stmt:
@@ -162,7 +162,7 @@ class _Loop:
             indices = tuple(self.value(i) for i in place.indices)
             return Do(replace(add, args=(replace(place, indices=indices), value)), span=s.span)
         local = self.local(place.buffer)
-        self.after.append(self.copies(self.at_start(place), _first(local), width, s.span, atomic_add_vector))
+        self.after.append(self.copies(self.at_start(place), _first_address(local), width, s.span, atomic_add_vector))
         return Store(local, (self.var,), cast(value, dtype), span=s.span)
 
     def value(self, expr: Expr) -> Expr:
@@ -180,7 +180,7 @@ class _Loop:
         local = self.local(load.buffer)
         self.loaded.append((load, local))
         read = partial(vector_copy, policy=load.policy)
-        self.before.append(self.copies(_first(local), self.at_start(load), width, load.span, read))
+        self.before.append(self.copies(_first_address(local), self.at_start(load), width, load.span, read))
         return Load(local, (self.var,), span=load.span)
 
     def local(self, buffer: Buffer) -> Buffer:
@@ -213,7 +213,7 @@ class _Loop:
             return replace(copy(dst, src, size), span=span)
         step = Var("chunk", dt.int32, "loop")
         at = binary("*", step, const(width, dt.int32))
-        body = replace(copy(_moved(dst, at), _moved(src, at), size), span=span)
+        body = replace(copy(_address_after(dst, at), _address_after(src, at), size), span=span)
         stop = const(self.count // width, dt.int32)
         return For(LoopKind.UNROLLED, (step,), (const(0, dt.int32),), (stop,), Block((body,)), span=span)
 
@@ -300,12 +300,12 @@ class _WithoutRemainders(Rewriter):
         return binary("-", new.a, binary("*", binary("//", new.a, new.b), new.b))
 
 
-def _first(local: Buffer) -> Address:
+def _first_address(local: Buffer) -> Address:
     """Return the address of a local array's first element."""
     return Address(local, (const(0, dt.int32),))
 
 
-def _moved(address: Address, by: Expr) -> Address:
+def _address_after(address: Address, by: Expr) -> Address:
     """Return the address `by` elements further."""
     last = simplify(binary("+", address.indices[-1], by))
     return replace(address, indices=(*address.indices[:-1], last))
@@ -389,17 +389,17 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
         return None
     if not term.a.dtype.is_integer:
         return None
-    first, last = (_at(term, var, n, known) for n in (0, count - 1))
+    first, last = (_at_number(term, var, n, known) for n in (0, count - 1))
     gap = binary("-", term.b, term.a) if term.op in ("<", "<=") else binary("-", term.a, term.b)
-    step = simplify(binary("-", _at(gap, var, 1, known), _at(gap, var, 0, known)), known.ranges)
-    even = simplify(binary("-", gap, binary("+", _at(gap, var, 0, known), binary("*", step, var))), known.ranges)
+    step = simplify(binary("-", _at_number(gap, var, 1, known), _at_number(gap, var, 0, known)), known.ranges)
+    even = simplify(binary("-", gap, binary("+", _at_number(gap, var, 0, known), binary("*", step, var))), known.ranges)
     if not isinstance(step, Const) or not isinstance(even, Const) or even.value != 0:
         return None
-    if step.value == -1 and term.op in ("<", ">") and known.divides(count, _at(gap, var, 0, known)):
+    if step.value == -1 and term.op in ("<", ">") and known.divides(count, _at_number(gap, var, 0, known)):
         return first, True  # the gap is a multiple of `count` and closes by less than `count`
     return (last if step.value < 0 else first), False
 
 
-def _at(expr: Expr, var: Var, value: int, known: Known) -> Expr:
+def _at_number(expr: Expr, var: Var, value: int, known: Known) -> Expr:
     """Substitute a number for a variable, and simplify."""
     return simplify(Substitute({var: const(value, var.type)})(expr), known.ranges)

@@ -106,7 +106,7 @@ def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -
     ctx.keep = args.keep
 
 
-def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+def _gradients_of_gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """Compute gradients of gradients by autograd of the reference, which recomputes `out` and `lse`."""
 
     def computed(*tensors: Any) -> list[Tensor]:
@@ -308,7 +308,7 @@ register(
     fake=_fake_backward,
     run=lambda args, out: kernels("attention.backward").attention_backward(*args, results=out),
     setup_context=_save_backward,
-    backward=_twice,
+    backward=_gradients_of_gradients,
     sharding=_sharding_of_backward,
     flops=lambda args: _products(args.forward, args.q[2] * args.k[2], 3, 2),
     least_flops=lambda args: _products(args.forward, _visible(args.forward), 3, 2),

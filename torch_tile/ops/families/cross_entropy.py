@@ -104,7 +104,7 @@ def _save_backward(ctx: Any, args: CrossEntropyBackwardArgs[Tensor], output: Ten
     save_args(ctx, args)
 
 
-def _twice(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+def _gradients_of_gradients(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     """Compute gradients of the gradient; the log-sum-exp counts as a function of the logits."""
     args, _ = restored_args(ctx)
     grad, logits, target, lse = args[:4]
@@ -189,7 +189,7 @@ Returns:
     fake=_fake_backward,
     reference=in_torch("loss.cross_entropy", "gradient_reference"),
     setup_context=_save_backward,
-    backward=_twice,
+    backward=_gradients_of_gradients,
     sharding=_sharding_of_backward,
     flops=no_flops,
 )

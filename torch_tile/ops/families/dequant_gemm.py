@@ -118,7 +118,7 @@ def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.dequant_gemm` and make its empty results."""
     a, bs, _, _, _, _, _, aux, kinds, epilogue, dtype, _ = args
     check_weights(OP, args)
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
     return a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
 
@@ -154,7 +154,10 @@ def widen(
     format: str,
     dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Widen weights in plain torch: `[..., N, G, K / G]` in float32 (float64), and matrices `[..., K, N]`."""
+    """Widen weights in plain torch: `[..., N, G, K / G]` in float32 (float64), and matrices `[..., K, N]`.
+
+    `fields` are bits, high_first and offset.
+    """
     compute, nothing = compute_dtype(dtype), [None] * len(bs)
     numbers = [kernels("gemm.dequant").dequantize(b, None, None, *fields, compute, format) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or nothing, strict=True)]

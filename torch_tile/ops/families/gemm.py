@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_tile.kernels import compute_dtype, kernels
 from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_type, require_value, shape_of
+from torch_tile.ops.checks import require, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
 from torch_tile.ops.matrix_units import ACTIVATIONS, is_left_to_torch
 from torch_tile.ops.registration import declare, register
@@ -87,7 +87,7 @@ def _fake_gemm(args: GemmArgs[Tensor]) -> Tensor:
     require_value(len(bs) > 0, lambda: "tile.gemm: bs is empty; expected at least one matrix")
     checks.check_floating("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
     checks.check_same_dtype("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
-    require_type(dtype in checks.FLOATING, lambda: f"tile.gemm: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype("gemm", dtype)
     require(
         a.dim() in (2, 3), lambda: f"tile.gemm: a has shape {shape_of(a)}; expected 2 or 3 dimensions: [*batch, M, K]"
     )

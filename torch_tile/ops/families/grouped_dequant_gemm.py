@@ -14,10 +14,9 @@ from torch import Tensor
 
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs, GroupedGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.dequant_gemm import backward_of_weights, check_weights
-from torch_tile.ops.families.grouped_gemm import check_order, gradients
+from torch_tile.ops.families.grouped_gemm import check_offsets, gradients
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape
 from torch_tile.ops.sharding_rule import Rule, Spec
@@ -32,14 +31,9 @@ def _fake(args: GroupedDequantGemmArgs[Tensor]) -> Tensor:
     groups, n = bs[0].shape[:2]
     checks.check_positions(OP, "offsets", offsets, 1, "[G], the end of each group", a=a)
     checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as bs[0]")
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     gemm.check_epilogue(OP, a, (a.shape[0],), n, len(bs), aux, kinds, epilogue, groups)
     return a.new_empty((a.shape[0], n), dtype=dtype)
-
-
-def _check_values(args: GroupedDequantGemmArgs[Tensor]) -> None:
-    """Check the values of `offsets`."""
-    check_order(OP, args.offsets, args.a.shape[0])
 
 
 def _sharding(args: GroupedDequantGemmArgs[Spec]) -> Rule:
@@ -107,7 +101,7 @@ register(
     module="gemm.grouped_dequant",
     form=grouped_dequant_gemm,
     fake=_fake,
-    check_values=_check_values,
+    check_values=check_offsets(OP),
     backward=backward_of_weights(GroupedGemmArgs, gradients),
     sharding=_sharding,
     flops=_flops,

@@ -8,19 +8,19 @@ Each makes the other's derivatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
-from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs
+from torch_tile.kernels.gemm.args import GemmArgs, GroupedGemmArgs, KGroupedGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_type, require_value
+from torch_tile.ops.checks import require, require_value
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import Shape, V, op_gradients
+from torch_tile.ops.registry import Shape, op_gradients
 from torch_tile.ops.saved_args import restored_args
 from torch_tile.ops.sharding_rule import Rule, Spec
 
@@ -35,13 +35,9 @@ def check_order(op: str, offsets: Tensor, rows: int) -> None:
     require(ordered and low >= 0 and high <= rows, lambda: f"{what}; expected ends of groups in order, 0 to {rows}")
 
 
-class KGroupedGemmArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.k_grouped_gemm`."""
-
-    a: V
-    b: V
-    offsets: V
-    dtype: torch.dtype
+def check_offsets(op: str) -> Callable[[Any], None]:
+    """Make the check of the values of `offsets` for an operator whose groups are rows of `a`."""
+    return lambda args: check_order(op, args.offsets, args.a.shape[0])
 
 
 def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
@@ -51,7 +47,7 @@ def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
     checks.check_floating(op, a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
     checks.check_same_dtype(op, a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{op}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(op, dtype)
     checks.check_dims(op, "a", a, 2, "[S, K]")
     for i, b in enumerate(bs):
         checks.check_dims(op, f"bs[{i}]", b, 3, "[G, K, N]")
@@ -62,11 +58,6 @@ def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
     checks.check_size(op, "offsets", offsets, 0, bs[0].shape[0], "as many groups as bs[0]")
     gemm.check_epilogue(op, a, a.shape[:1], bs[0].shape[2], len(bs), aux, kinds, epilogue, bs[0].shape[0])
     return a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
-
-
-def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
-    """Check the values of `offsets`."""
-    check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -146,7 +137,7 @@ register(
     module="gemm.grouped",
     form=grouped_gemm,
     fake=_fake,
-    check_values=_check_values,
+    check_values=check_offsets("grouped_gemm"),
     backward=_backward,
     sharding=_sharding,
     flops=gemm.product_flops,
@@ -160,17 +151,12 @@ def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
     op = "k_grouped_gemm"
     checks.check_floating(op, a=a, b=b)
     checks.check_same_dtype(op, a=a, b=b)
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{op}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(op, dtype)
     checks.check_dims(op, "a", a, 2, "[S, M]")
     checks.check_dims(op, "b", b, 2, "[S, N]")
     checks.check_size(op, "b", b, 0, a.shape[0], "as many rows as a")
     checks.check_positions(op, "offsets", offsets, 1, "[G], the end of each group", a=a)
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
-
-
-def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
-    """Check the values of `offsets`."""
-    check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 
 def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -216,7 +202,7 @@ register(
     module="gemm.grouped_wgrad",
     form=k_grouped_gemm,
     fake=_fake_by_k,
-    check_values=_check_values_by_k,
+    check_values=check_offsets("k_grouped_gemm"),
     backward=_backward_by_k,
     sharding=_sharding_by_k,
     flops=_flops_by_k,

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require_type
 from torch_tile.ops.families import gemm
-from torch_tile.ops.families.grouped_gemm import check_order
+from torch_tile.ops.families.grouped_gemm import check_offsets
 from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
@@ -34,14 +33,9 @@ def _fake(args: GroupedScaledGemmArgs[Tensor]) -> Tensor:
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
     checks.check_positions(OP, "offsets", offsets, 1, "[G], the end of each group", a=a)
     checks.check_size(OP, "offsets", offsets, 0, groups, "as many groups as b")
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     gemm.check_epilogue(OP, a, (rows,), n, 1, aux, kinds, epilogue, groups)
     return a.new_empty((rows, n), dtype=dtype)
-
-
-def _check_values(args: GroupedScaledGemmArgs[Tensor]) -> None:
-    """Check the values of `offsets`."""
-    check_order(OP, args.offsets, args.a.shape[0])
 
 
 def _sharding(args: GroupedScaledGemmArgs[Spec]) -> Rule:
@@ -96,7 +90,7 @@ register(
     module="gemm.grouped_scaled",
     form=grouped_scaled_gemm,
     fake=_fake,
-    check_values=_check_values,
+    check_values=check_offsets(OP),
     **no_gradient(OP, ADVICE),
     sharding=_sharding,
     flops=lambda args: 2 * math.prod(args.a) * args.b[2],

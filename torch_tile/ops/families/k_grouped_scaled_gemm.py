@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_tile.kernels.gemm.args import KGroupedScaledGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_type, shape_of
+from torch_tile.ops.checks import require, shape_of
 from torch_tile.ops.families.grouped_gemm import check_order
 from torch_tile.ops.families.scaled_gemm import ADVICE, GROUP, check_operands
 from torch_tile.ops.recomputed import no_gradient
@@ -43,7 +43,7 @@ def _fake(args: KGroupedScaledGemmArgs[Tensor]) -> Tensor:
         }
         what = f"{name} has shape {shape_of(scale)}; expected {forms[name]}, rounded up, for {m} x {k} by {k} x {n}"
         require(fits, lambda what=what: f"tile.{OP}: {what}")  # type: ignore[misc]
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     return a.new_empty((*groups, m, n), dtype=dtype)
 
 

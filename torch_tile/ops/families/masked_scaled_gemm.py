@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_tile.kernels.gemm.args import MaskedScaledGemmArgs
 from torch_tile.ops import checks
-from torch_tile.ops.checks import require, require_type
+from torch_tile.ops.checks import require
 from torch_tile.ops.families import gemm
 from torch_tile.ops.families.scaled_gemm import ADVICE, check_operands, check_scale
 from torch_tile.ops.recomputed import no_gradient
@@ -34,7 +34,7 @@ def _fake(args: MaskedScaledGemmArgs[Tensor]) -> Tensor:
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[G, 1 or K / 128, 1, N or N / 128]", groups)
     checks.check_positions(OP, "counts", counts, 1, "[G], how many rows of each group count", a=a)
     checks.check_size(OP, "counts", counts, 0, groups, "G, as a")
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     gemm.check_epilogue(OP, a, (groups * rows,), n, 1, aux, kinds, epilogue, groups)
     return a.new_empty((groups, rows, n), dtype=dtype)
 

@@ -7,19 +7,19 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype
 from torch_tile.kernels.attention.arguments import empty_beside
-from torch_tile.kernels.mla.args import MlaDecodeArgs
+from torch_tile.kernels.mla.args import MlaDecodeArgs, MlaScheduleArgs
 from torch_tile.ops import checks
 from torch_tile.ops.attention_common import check_pages, declare_with_lse
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import Shape, V, entry, op_gradients
+from torch_tile.ops.registry import Shape, entry, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
@@ -218,14 +218,6 @@ Values of seq_lens, block_table and schedule are checked on the CPU only, where 
 
 
 # `tile.mla_schedule`: divides the work of `tile.mla_decode` over sequences of different lengths among blocks.
-
-
-class MlaScheduleArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.mla_schedule`."""
-
-    seq_lens: V
-    rows: int
-    units: int = 0
 
 
 def _fake(args: MlaScheduleArgs[Tensor]) -> Tensor:

@@ -7,57 +7,20 @@ The forward runs the kernel; the backward is plain torch and recomputes the stat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.norm.args import FusedNormArgs
+from torch_tile.kernels import compute_dtype
+from torch_tile.kernels.norm.args import AddRmsNormArgs, FusedNormArgs, LayerNormArgs, RmsNormArgs, SoftmaxArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import declare, register
-from torch_tile.ops.registry import V, entry, in_torch, no_flops, op_gradients
+from torch_tile.ops.registry import entry, in_torch, no_flops, op_gradients
 from torch_tile.ops.saved_args import restored_args, save_args
 from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
-
-
-class RmsNormArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.rms_norm`."""
-
-    x: V
-    weight: V | None = None
-    eps: float = 1e-6
-    activation: str = "none"
-    weight_offset: float = 0.0
-    cast_first: bool = True
-
-
-class AddRmsNormArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.add_rms_norm`."""
-
-    x: V
-    residual: V
-    weight: V | None = None
-    eps: float = 1e-6
-    activation: str = "none"
-    weight_offset: float = 0.0
-    cast_first: bool = True
-
-    @property
-    def norm(self) -> RmsNormArgs[V]:
-        """Return the arguments of the norm alone, of x."""
-        return RmsNormArgs(*(getattr(self, name) for name in RmsNormArgs._fields))
-
-
-class LayerNormArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.layer_norm`."""
-
-    x: V
-    weight: V | None = None
-    bias: V | None = None
-    eps: float = 1e-5
 
 
 def _check_rms_norm(op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, activation: str) -> None:
@@ -148,30 +111,6 @@ def _add_rms_norm_sharding(args: AddRmsNormArgs[Spec]) -> Rule:
     return Rule(outputs=[dims, dims], inputs=[dims, dims, weight_dims], free=dims[:-1], saved=saved)
 
 
-def _run_rms_norm(args: RmsNormArgs[Tensor], out: Tensor) -> None:
-    """Launch `tile.rms_norm` into `out`."""
-    kernels("norm.norm").rms_norm(args.x, args.weight, None, *args[2:], out=out)
-
-
-def _run_add_rms_norm(args: AddRmsNormArgs[Tensor], out: tuple[Tensor, Tensor]) -> None:
-    """Launch `tile.add_rms_norm` into `out`."""
-    kernels("norm.norm").rms_norm(args.x, args.weight, args.residual, *args[3:], out=out[0], total=out[1])
-
-
-def _rms_norm_reference(args: RmsNormArgs[Tensor]) -> Tensor:
-    """Compute `tile.rms_norm` in plain torch."""
-    y: Tensor = kernels("norm.norm").rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
-    return y
-
-
-def _add_rms_norm_reference(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute `tile.add_rms_norm` in plain torch."""
-    found: tuple[Tensor, Tensor] = kernels("norm.norm").rms_norm_reference(
-        args.x, args.weight, args.residual, *args[3:]
-    )
-    return found
-
-
 def _rms_norm_as_aten(args: RmsNormArgs[Tensor]) -> Tensor:
     """Compute `tile.rms_norm` in ATen operations, for Inductor."""
     x, weight, offset = args.x, args.weight, args.weight_offset
@@ -204,8 +143,8 @@ Returns:
     `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
 """,
     fake=_fake_rms_norm,
-    run=_run_rms_norm,
-    reference=_rms_norm_reference,
+    module="norm.norm",
+    reference=in_torch("norm.norm", "plain_rms_norm_reference"),
     backward=_rms_norm_backward,
     as_aten=_rms_norm_as_aten,
     sharding=_rms_norm_sharding,
@@ -232,8 +171,8 @@ Returns:
 """,
     returns=("y", "sum"),
     fake=_fake_add_rms_norm,
-    run=_run_add_rms_norm,
-    reference=_add_rms_norm_reference,
+    run=entry("norm.norm", "add_rms_norm", "out", "total"),
+    reference=in_torch("norm.norm", "add_rms_norm_reference"),
     setup_context=_save_add_rms_norm,
     backward=_add_rms_norm_backward,
     sharding=_add_rms_norm_sharding,
@@ -330,7 +269,7 @@ def check_fused(op: str, args: FusedNormArgs[Tensor]) -> None:
     checks.check_floating(op, x=x)
     for i, v in enumerate(aux):
         checks.check_auxiliary(op, f"aux[{i}]", v, "x", x)
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{op}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(op, dtype)
     checks.require(x.dim() >= 1, lambda: f"tile.{op}: x has 0 dimensions; expected at least 1: [..., N]")
     require_value(
         len(kinds) == len(aux) and set(kinds) <= set(AUX_KINDS),
@@ -439,14 +378,6 @@ register(
 
 
 # `tile.softmax`, over any one dimension.
-
-
-class SoftmaxArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.softmax`."""
-
-    x: V
-    dim: int = -1
-    dtype: torch.dtype | None = None
 
 
 def _fake_softmax(args: SoftmaxArgs[Tensor]) -> Tensor:

@@ -7,30 +7,23 @@ Neither has a gradient, as that of a rounding is 0: the caller chooses another.
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.norm.args import QuantizeFp8Args
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, no_flops
-from torch_tile.ops.sharding_rule import Rule, Spec
+from torch_tile.ops.registry import V, entry, in_torch, no_flops
+from torch_tile.ops.sharding_rule import Rule, Spec, row_names
 
 OP = "quantize_fp8"
 ADVICE = "Call it in a torch.autograd.Function that passes the gradient on, or on x.detach()"
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-class QuantizeFp8Args(NamedTuple, Generic[V]):
-    """Arguments of `tile.quantize_fp8`."""
-
-    x: V
-    group: int
-    dtype: torch.dtype
 
 
 class QuantizeInt8Args(NamedTuple, Generic[V]):
@@ -63,13 +56,8 @@ def results(op: str, x: Tensor, group: int, dtype: torch.dtype, name: str = "x")
 
 def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
     """Name the dimensions of `tile.quantize_fp8` and `tile.quantize_int8` for sharding."""
-    dims = tuple(f"row{i}" for i in range(len(args.x.shape) - 1))
+    dims = row_names(args.x)
     return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")], free=dims)
-
-
-def _as_aten(args: QuantizeFp8Args[Tensor]) -> Any:
-    """Compute `tile.quantize_fp8` in ATen operations, for Inductor."""
-    return kernels("norm.quantize").reference(*args)
 
 
 def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
@@ -99,7 +87,7 @@ register(
     fake=_fake,
     run=entry("norm.quantize", OP, "out", "scales"),
     **no_gradient(OP, ADVICE),
-    as_aten=_as_aten,
+    as_aten=in_torch("norm.quantize"),
     sharding=_sharding,
     flops=no_flops,
 )
@@ -108,11 +96,6 @@ register(
 def _fake_int8(args: QuantizeInt8Args[Tensor]) -> tuple[Tensor, Tensor]:
     """Check the arguments of `tile.quantize_int8` and make its empty results."""
     return results("quantize_int8", *args, torch.int8)
-
-
-def _int8_in_torch(args: QuantizeInt8Args[Tensor]) -> Any:
-    """Compute `tile.quantize_int8` in plain torch."""
-    return kernels("norm.quantize").reference(*args, torch.int8)
 
 
 def quantize_int8(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
@@ -139,9 +122,9 @@ register(
     form=quantize_int8,
     fake=_fake_int8,
     run=entry("norm.quantize", OP, "out", "scales", dtype=torch.int8),
-    reference=_int8_in_torch,
+    reference=in_torch("norm.quantize", dtype=torch.int8),
     **no_gradient("quantize_int8", ADVICE),
-    as_aten=_int8_in_torch,
+    as_aten=in_torch("norm.quantize", dtype=torch.int8),
     sharding=_sharding,
     flops=no_flops,
 )

@@ -3,30 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_tile.kernels import compute_dtype, kernels
-from torch_tile.kernels.moe.args import RouteArgs
+from torch_tile.kernels.moe.args import GroupTokensArgs, RouteArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.recomputed import gradients_of
 from torch_tile.ops.registration import declare
-from torch_tile.ops.registry import V, no_flops, op_gradients
+from torch_tile.ops.registry import no_flops, op_gradients
 from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 SCORES = ("softmax", "sigmoid")
 MOST_EXPERTS = 1024
 INDICES = (torch.int32, torch.int64)
-
-
-class GroupTokensArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.group_tokens`."""
-
-    experts: V
-    num_experts: int
 
 
 def _fake(args: RouteArgs[Tensor]) -> tuple[Tensor, Tensor]:

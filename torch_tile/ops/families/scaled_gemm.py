@@ -101,7 +101,7 @@ def _fake(args: ScaledGemmArgs[Tensor]) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     check_scale(OP, "scale_a", scale_a, a, (m, k), "[1, M or M / 128, 1 or K / 128]")
     check_scale(OP, "scale_b", scale_b, a, (k, n), "[1 or K / 128, 1, N or N / 128]")
-    require_type(dtype in checks.FLOATING, lambda: f"tile.{OP}: dtype is {dtype}; expected a floating dtype")
+    checks.check_result_dtype(OP, dtype)
     gemm.check_epilogue(OP, a, (m,), n, 1, aux, kinds, epilogue)
     return a.new_empty((m, n), dtype=dtype)
 

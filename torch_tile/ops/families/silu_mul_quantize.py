@@ -6,31 +6,20 @@ It has no gradient, as that of a rounding is 0: the caller chooses another.
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple
-
 import torch
 from torch import Tensor
 
-from torch_tile.kernels import kernels
+from torch_tile.kernels.norm.args import SiluMulQuantizeArgs
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, shape_of
 from torch_tile.ops.families.quantize_fp8 import FLOAT8, results
 from torch_tile.ops.recomputed import no_gradient
 from torch_tile.ops.registration import register
-from torch_tile.ops.registry import V, entry, no_flops
-from torch_tile.ops.sharding_rule import Rule, Spec
+from torch_tile.ops.registry import entry, in_torch, no_flops
+from torch_tile.ops.sharding_rule import Rule, Spec, row_names
 
 OP = "silu_mul_quantize"
 ADVICE = "Call F.silu(gate) * up and tile.quantize_fp8 in a torch.autograd.Function that passes the gradient on"
-
-
-class SiluMulQuantizeArgs(NamedTuple, Generic[V]):
-    """Arguments of `tile.silu_mul_quantize`."""
-
-    gate: V
-    up: V
-    group: int
-    dtype: torch.dtype
 
 
 def _fake(args: SiluMulQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor]:
@@ -51,14 +40,8 @@ def _fake(args: SiluMulQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _sharding(args: SiluMulQuantizeArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.silu_mul_quantize` for sharding."""
-    dims = tuple(f"row{i}" for i in range(len(args.gate.shape) - 1))
+    dims = row_names(args.gate)
     return Rule(outputs=[(*dims, "k"), (*dims, "run")], inputs=[(*dims, "k")] * 2, free=dims)
-
-
-def _in_torch(args: SiluMulQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute `tile.silu_mul_quantize` in plain torch."""
-    made: tuple[Tensor, Tensor] = kernels("norm.quantize").silu_mul_reference(*args)
-    return made
 
 
 def silu_mul_quantize(
@@ -90,9 +73,9 @@ register(
     form=silu_mul_quantize,
     fake=_fake,
     run=entry("norm.quantize", OP, "out", "scales"),
-    reference=_in_torch,
+    reference=in_torch("norm.quantize", "silu_mul_reference"),
     **no_gradient(OP, ADVICE),
-    as_aten=_in_torch,
+    as_aten=in_torch("norm.quantize", "silu_mul_reference"),
     sharding=_sharding,
     flops=no_flops,
 )

@@ -174,7 +174,7 @@ def _store(p: Place) -> Run:
             bytes_ = p.calls.shared.fetch(chunks, CHUNK, who, reader, time, box.tile.owner, p.span)
             inside, index = box.elements(thread)
             raw = bytes_.reshape(-1).view(box.tensor.raw_type)[inside]
-            _put(box.tensor, index, raw, thread, (stores.agent(thread, "write"), time), combine, p.span)
+            _write_elements(box.tensor, index, raw, thread, (stores.agent(thread, "write"), time), combine, p.span)
 
     return run
 
@@ -191,7 +191,7 @@ def _got(tensor: Global, index: Array, thread: int, done: tuple[int, int], span:
     return found
 
 
-def _put(
+def _write_elements(
     tensor: Global, index: Array, raw: Array, thread: int, done: tuple[int, int], combine: str, span: Span | None
 ) -> None:
     """Write or combine elements for a copy that ends when the agent `done[0]` reaches the time `done[1]`."""

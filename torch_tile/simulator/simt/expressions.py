@@ -89,7 +89,7 @@ class Expressions(Visitor):
         run = self.compile(node)
         return run() if isinstance(run, Fixed) else None
 
-    def _pure(self, function: Callable[..., Value], *parts: Expr, wide: bool = False) -> Run:
+    def _compiled(self, function: Callable[..., Value], *parts: Expr, wide: bool = False) -> Run:
         """Compile a function of values; compute the result now if all values are known."""
         return self._applied(function, [self.compile(p, wide) for p in parts])
 
@@ -122,18 +122,18 @@ class Expressions(Visitor):
     def visit_Unary(self, node: ex.Unary) -> Run:
         """Compile an operator with one operand."""
         wide = node.dtype == int32 and (self.wide or self.is_from_indices(node))
-        return self._pure(va.unary(node.op, int64 if wide else node.a.dtype), node.a, wide=wide)
+        return self._compiled(va.unary(node.op, int64 if wide else node.a.dtype), node.a, wide=wide)
 
     def visit_Binary(self, node: ex.Binary) -> Run:
         """Compile an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
         wide = node.a.dtype == int32 and (self.wide or node.op in ex.COMPARISONS or self.is_from_indices(node))
-        return self._pure(va.binary(node.op, int64 if wide else node.a.dtype), node.a, node.b, wide=wide)
+        return self._compiled(va.binary(node.op, int64 if wide else node.a.dtype), node.a, node.b, wide=wide)
 
     def visit_Cast(self, node: ex.Cast) -> Run:
         """Compile a conversion."""
-        return self._pure(va.cast(node.a.dtype, node.type), node.a, wide=node.type == int64)
+        return self._compiled(va.cast(node.a.dtype, node.type), node.a, wide=node.type == int64)
 
     def visit_Load(self, node: ex.Load) -> Run:
         """Compile the load of an element."""
@@ -164,7 +164,7 @@ class Expressions(Visitor):
             a = first()
             if not isinstance(a, np.ndarray):
                 return a if a is ends else second()
-            b = _under(threads, ~a if ends else a, second)
+            b = _compute_where(threads, ~a if ends else a, second)
             return a if b is None else a | b if ends else a & b
 
         return run
@@ -183,7 +183,7 @@ class Expressions(Visitor):
             c = condition()
             if not isinstance(c, np.ndarray):
                 return yes() if c else no()
-            a, b = _under(threads, c, yes), _under(threads, ~c, no)
+            a, b = _compute_where(threads, c, yes), _compute_where(threads, ~c, no)
             if a is None or b is None:
                 return no() if b is None and a is None else b if a is None else a
             return np.where(c, np.asarray(a, width), np.asarray(b, width))
@@ -196,7 +196,7 @@ def _in_64_bits(value: Value) -> Value:
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value
 
 
-def _under(threads: Threads, condition: Value, run: Run) -> Value:
+def _compute_where(threads: Threads, condition: Value, run: Run) -> Value:
     """Compute a value for the threads where `condition` holds; return None if no running thread needs it."""
     some, mask = threads.narrowed(condition)
     if not some:

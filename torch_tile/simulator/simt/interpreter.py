@@ -76,7 +76,7 @@ def run_threads(
     return findings
 
 
-def _one(value: Any) -> int:
+def _common_number(value: Any) -> int:
     """Return the number that all running threads have."""
     return int(value.flat[0]) if isinstance(value, np.ndarray) else int(value)
 
@@ -275,7 +275,7 @@ class _Machine(Visitor):
         is_written = any(writes(one, buffer) for one in walk(self.kernel.body))
 
         def place() -> None:
-            memory.place(tensor_at(_one(address()), [_one(size())], None, buffer.dtype))
+            memory.place(tensor_at(_common_number(address()), [_common_number(size())], None, buffer.dtype))
             memory.trace = self.trace(memory.size) if is_written else None
 
         return place

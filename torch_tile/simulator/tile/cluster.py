@@ -36,12 +36,12 @@ class ClusterRun:
     def run(self, body: st.Block) -> None:
         """Run all blocks until the last one ends. Raises the error of the first block that fails."""
         with ThreadPoolExecutor(len(self.blocks)) as pool:
-            ends = [pool.submit(self._one, block, body) for block in self.blocks]
+            ends = [pool.submit(self._run_block, block, body) for block in self.blocks]
         problems = [e for end in ends if (e := end.exception()) is not None]
         if problems:
             raise min(problems, key=lambda e: isinstance(e, _Left))
 
-    def _one(self, block: Tiles, body: st.Block) -> None:
+    def _run_block(self, block: Tiles, body: st.Block) -> None:
         """Run one block; at its end, wake the blocks that wait."""
         try:
             block.block(body)

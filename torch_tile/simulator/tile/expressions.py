@@ -170,7 +170,7 @@ class Expressions(Visitor):
             if ok is not True and node.buffer.scope != "global":
                 bad = both(self.mask, ~ok if isinstance(ok, torch.Tensor) else not ok)
                 if some(bad):
-                    self.out_of_bounds(node.buffer, dim, str(_first(i, bad)), node.span or self.span)
+                    self.out_of_bounds(node.buffer, dim, str(_first_outside(i, bad)), node.span or self.span)
             found = ok if found is True else found if ok is True else both(found, ok)
         return storage.prefix + index, found
 
@@ -190,7 +190,7 @@ def _clamp(index: Value, size: int) -> Value:
     return index.clamp(0, size - 1) if isinstance(index, torch.Tensor) else min(max(index, 0), size - 1)
 
 
-def _first(index: Value, bad: Value) -> int:
+def _first_outside(index: Value, bad: Value) -> int:
     """Return the first index that is out of bounds."""
     pair = torch.broadcast_tensors(torch.as_tensor(index), torch.as_tensor(bad))
     return int(pair[0][pair[1]][0])

@@ -117,7 +117,7 @@ class Tiles(Expressions):
             self.memory[view] = Storage(view, tensors[view.base].view(shape), written=written)
         for kernel in program.kernels:
             for points in concurrent_blocks(kernel, [self.size(n) for n in kernel.grid], None):
-                blocks = [self._at(kernel, point) for point in points]
+                blocks = [self._block_state(kernel, point) for point in points]
                 if len(blocks) == 1:
                     blocks[0].block(kernel.body)
                 else:
@@ -127,7 +127,7 @@ class Tiles(Expressions):
                     cluster_run.run(kernel.body)
         return tuple(tensors[buffer] for buffer in program.outputs)
 
-    def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
+    def _block_state(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
         """Return the state of one block of the kernel before it runs."""
         block = Tiles()
         block.memory, block.plans, block.constants = dict(self.memory), self.plans, self.constants
@@ -239,9 +239,9 @@ class Tiles(Expressions):
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         if some(True if active is None else active):
-            self._put(node.buffer, storage, index, storage.bits_of(value), None if active is True else active)
+            self._write(node.buffer, storage, index, storage.bits_of(value), None if active is True else active)
 
-    def _put(
+    def _write(
         self, buffer: Buffer, storage: Storage, index: Index, bits: torch.Tensor, active: torch.Tensor | None
     ) -> None:
         """Write elements; while a nest is on trial, save the old values so that they can be restored."""

@@ -165,7 +165,7 @@ def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]
     total = math.prod(outer) * per_row
     iterations = -(-total // ctx.count)
     iteration = Var("s", dt.int32, "loop")
-    row, column = _split(iteration if iterations > 1 else ZERO, ctx.thread, ctx.count, per_row)
+    row, column = _place_of_run(iteration if iterations > 1 else ZERO, ctx.thread, ctx.count, per_row)
     body = move((*_digits(row, outer), column * run))
     if total % ctx.count:
         body = If(iteration * ctx.count + ctx.thread < total, Block((body,)), Block(()))
@@ -175,7 +175,7 @@ def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]
     return For(LoopKind.UNROLLED, (iteration,), (ZERO,), (const(iterations, dt.int32),), Block((body,)))
 
 
-def _split(iteration: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
+def _place_of_run(iteration: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
     """Return the row of run `iteration * count + thread`, and its place in the row."""
     if count % per_row == 0:
         return iteration * (count // per_row) + thread // per_row, thread % per_row

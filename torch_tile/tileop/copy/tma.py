@@ -422,14 +422,14 @@ def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
         if extent % (count * least) or (not span and place):
             continue
         inside = [n for n, e in enumerate(sides.tile.extents) if not is_one(e)][place]
-        part = Sides(_cut(sides.tile, inside, count, number), _cut(sides.tensor, dim, count, number))
+        part = Sides(_part_of(sides.tile, inside, count, number), _part_of(sides.tensor, dim, count, number))
         bytes_ = math.prod(number_of(e) for e in part.tensor.extents) * size
         if (span or bytes_ % 128 == 0) and box_of(part) is not None:
             found.append(part)
     return min(found, key=_boxes, default=None)
 
 
-def _cut(region: Region, dim: int, count: int, number: Expr) -> Region:
+def _part_of(region: Region, dim: int, count: int, number: Expr) -> Region:
     """Return part `number` of a region that is cut along a dimension."""
     whole = region.ranges[dim]
     extent = number_of(whole.extent) // count

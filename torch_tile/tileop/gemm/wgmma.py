@@ -249,7 +249,7 @@ def _remark(
     walks: tuple[Walk | None, Walk],
     ctx: ThreadContext,
 ) -> None:
-    """Add a line to the schedule report."""
+    """Add a line to the schedule report. `shape`: the width and K of one wgmma, and the columns of a warpgroup."""
     width, step, columns = shape
     rows = matrix_sizes(op.C)[0] // p.rows
     how = [

@@ -61,11 +61,14 @@ class Places:
     def meet_in_one_iteration(self, var: Var, a: Load | Store, b: Load | Store) -> bool:
         """Return whether two accesses of a buffer meet only in iterations that have the same value of a variable."""
         alike = [p for p, q in zip(self.of(a), self.of(b), strict=True) if p.key == q.key]
-        return self.atoms.variable(var) in self._told(alike)
+        return self.atoms.variable(var) in self._solved_atoms(alike)
 
     def _differ(self, p: Polynomial, q: Polynomial) -> bool:
         """Return whether `p` in one iteration never equals `q` in any iteration."""
-        fixed, moving = self._split(p - q)[0], [self._split(p)[1], self._split(q)[1]]
+        fixed, moving = (
+            self._varying(p - q)[0],
+            [self._varying(p)[1], self._varying(q)[1]],
+        )
         # The sum of the terms is a multiple of their common factor.
         common = math.gcd(*(c for part in (fixed, *moving) for m, c in part.terms.items() if m))
         if common == 0 or fixed.constant % common:
@@ -77,7 +80,7 @@ class Places:
             return False
         return first[0] + fixed.constant > second[1] or first[1] + fixed.constant < second[0]
 
-    def _split(self, p: Polynomial) -> tuple[Polynomial, Polynomial]:
+    def _varying(self, p: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Split a polynomial into the terms that are equal in all iterations, and the rest."""
         moving = {m: c for m, c in p.terms.items() if any(map(self._varies, m))}
         return Polynomial({m: c for m, c in p.terms.items() if m not in moving}), Polynomial(moving)
@@ -105,7 +108,7 @@ class Places:
         """Return whether an expression is the same in all iterations."""
         return self.bound.isdisjoint(symbols(expr)) and self.changed.isdisjoint(symbols(expr))
 
-    def _told(self, indices: Sequence[Polynomial]) -> set[int]:
+    def _solved_atoms(self, indices: Sequence[Polynomial]) -> set[int]:
         """Return the atoms whose values follow from these indices: known quotients help to solve for dividends."""
         told: set[int] = set()
         size = -1

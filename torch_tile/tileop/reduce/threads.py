@@ -142,7 +142,7 @@ class ThreadReduce:
         self.kept: list[int] = [d for d in range(len(layout.dims)) if d not in self.folded]
         steps = steps_of(layout)
         self.outer: list[Step] = [s for s in steps if s.dim in self.kept]
-        self.inner, self.ways = _split([s for s in steps if s.dim in self.folded])
+        self.inner, self.ways = _fold_in_two_chains([s for s in steps if s.dim in self.folded])
         self.dtype = accumulator(op.src.buffer.dtype, op.dst.buffer.dtype)
         count = math.prod(s.size for s in self.outer)
         self.partial: Buffer = ctx.local("partial", count * self.ways, self.dtype)
@@ -336,7 +336,7 @@ class ThreadReduce:
         return found
 
 
-def _split(steps: list[Step]) -> tuple[list[Step], int]:
+def _fold_in_two_chains(steps: list[Step]) -> tuple[list[Step], int]:
     """Fold long rows in two chains, as an addition takes several cycles; a last step of size 2 chooses one."""
     if math.prod(s.size for s in steps) < 8:
         return steps, 1

@@ -259,7 +259,7 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     both = rewrite.call(LSE, *args)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     have = [batch, heads, queries, pattern.value_inner]
-    yield from _ends(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
+    yield from _replaced_views(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
     _belongs_to(pattern.output, rewrite.nodes)
 
     forward = len(rewrite.nodes)
@@ -273,14 +273,14 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     new = [rewrite.call(operator.getitem, back, i) for i in range(3)]
     if found.of_mask is not None:
         of_mask = rewrite.call(aten.select.int, rewrite.call(operator.getitem, back, 3), 0, 0)
-        yield from _ends(rewrite, of_mask, dims, Operand(found.of_mask, pattern.dims))
+        yield from _replaced_views(rewrite, of_mask, dims, Operand(found.of_mask, pattern.dims))
     for side, gradient, want in zip(sides, new, wanted, strict=True):
         if side.gradient is not None:
-            yield from _ends(rewrite, gradient, want, Operand(side.gradient, side.operand.groups))
+            yield from _replaced_views(rewrite, gradient, want, Operand(side.gradient, side.operand.groups))
     _belongs_to(found.gradients[0], rewrite.nodes[forward:])
 
 
-def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
+def _replaced_views(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
     """Yield pairs (view of the old tensor that is read, same view of `new`); `new` has dimensions `have`."""
     for end, dims in read_views(old.root, old.groups):
         rewrite.anchor = end
@@ -364,10 +364,10 @@ def read_masks(context: Context) -> None:
             args = bind(node)
             kept = args.keep if target is BACKWARD else ""
             if isinstance(args.mask, Node) and not (args.causal or args.window or args.score or kept):
-                _read(node, args)
+                _read_mask(node, args)
 
 
-def _read(node: Node, args: Any) -> None:
+def _read_mask(node: Node, args: Any) -> None:
     """Replace one call by a call with its mask read; leave it alone if the mask stays as it is."""
     rewrite, target = Rewrite(node), node.target
     assert callable(target)

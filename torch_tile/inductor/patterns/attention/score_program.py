@@ -55,7 +55,7 @@ class Unwritable(Miss):
 def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite) -> Any:
     """Return the expression that computes `modified` from `product`, including its scale and factors."""
     position = ordered(rewrite.graph)
-    inside = _between(product.node, modified.node, position)
+    inside = _nodes_between(product.node, modified.node, position)
     values: dict[Any, Any] = {}
 
     def value(node: Any, groups: list[Group]) -> Any:
@@ -95,7 +95,7 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
     return value(modified.node, modified.groups)
 
 
-def _between(product: Node, last: Node, position: dict[Node, int]) -> set[Node]:
+def _nodes_between(product: Node, last: Node, position: dict[Node, int]) -> set[Node]:
     """Return the nodes that depend on `product` and that `last` depends on, both included."""
     above: set[Node] = set()
     stack = [last]

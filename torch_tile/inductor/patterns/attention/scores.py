@@ -128,7 +128,7 @@ def aligned(node: Any, dims: list[Group]) -> list[Group]:
 def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
     """Walk up from `node`, whose dimensions are `dims`, to the products. The softmax reduces over `keys`."""
     try:
-        return _read(node, dims, keys)
+        return _read_node(node, dims, keys)
     except NoMatch:
         product = _only_product(node, dims, keys)
         if product is None:
@@ -170,7 +170,7 @@ def _keyword_factor(node: Node, name: str) -> float:
     return factor  # type: ignore[no-any-return]
 
 
-def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
+def _read_node(node: Any, dims: list[Group], keys: Group) -> Scores:
     """Read the scores at one node; recurse into its operands."""
     if is_call(node, *PRODUCTS):
         return Scores([Product(node, dims)])
@@ -279,7 +279,7 @@ def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
             return found.masked(Mask(condition, aligned(condition, dims), False, number, inverted))
     if is_tensor(yes) and is_tensor(no):  # Inductor guards its own rewriting of softmax so
         a, b = (read_scores(x, aligned(x, dims), keys) for x in (yes, no))
-        if _same(a, b):
+        if _are_equal(a, b):
             return a
     raise NoMatch(
         "where() puts values of another tensor into the scores",
@@ -288,7 +288,7 @@ def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
     )
 
 
-def _same(a: Scores, b: Scores) -> bool:
+def _are_equal(a: Scores, b: Scores) -> bool:
     """Return whether two readings are equal up to rounding."""
     if a.masks or b.masks or a.modified or b.modified or len(a.products) != len(b.products):
         return False

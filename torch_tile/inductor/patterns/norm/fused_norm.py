@@ -51,7 +51,7 @@ from torch_tile.inductor.patterns.gemm.epilogue import (
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
 from torch_tile.kernels.epilogue.canonicalize import canonical
-from torch_tile.ops.families.norm import LayerNormArgs, RmsNormArgs
+from torch_tile.kernels.norm.args import LayerNormArgs, RmsNormArgs
 
 # Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
 ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}

@@ -30,8 +30,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.patterns.norm.fused_norm import Rows, RowsWriter, tree_of
 from torch_tile.kernels.epilogue.canonicalize import canonical
-from torch_tile.kernels.norm.args import FusedNormArgs, FusedNormQuantizeArgs
-from torch_tile.ops.families.norm import AddRmsNormArgs, RmsNormArgs
+from torch_tile.kernels.norm.args import AddRmsNormArgs, FusedNormArgs, FusedNormQuantizeArgs, RmsNormArgs
 
 OPS = torch.ops.tile
 ROUNDINGS = OPS.quantize_fp8.default, OPS.quantize_int8.default

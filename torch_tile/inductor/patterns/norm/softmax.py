@@ -40,7 +40,7 @@ def _parts(node: Node) -> tuple[Node, int] | None:
     found = reduced(total, aten.sum.dim_IntList)
     if found is None or found[0] is not e or not is_call(e, aten.exp.default):
         return None
-    inner, dim = set(_between(total)), found[1]
+    inner, dim = set(_sum_and_views(total)), found[1]
     if any(u is not node and u not in inner for n in (e, *inner) for u in n.users):
         return None
     shifted = arg(e, "self")
@@ -51,7 +51,7 @@ def _parts(node: Node) -> tuple[Node, int] | None:
     return shifted, dim
 
 
-def _between(total: Node) -> list[Node]:
+def _sum_and_views(total: Node) -> list[Node]:
     """Return the sum, and the views that restore its dimension."""
     chain = [total]
     while not is_call(chain[-1], aten.sum.dim_IntList):

@@ -94,7 +94,7 @@ def _scores(relu: Node) -> Scores:
     if len(product.all_input_nodes) == 2 and len(others) == 1:
         operands = *product.all_input_nodes, others[0]
         for chosen in itertools.product(*map(_viewed_tensors, operands, (4, 3, 3))):
-            nodes = _between(last, chosen)
+            nodes = _nodes_between(last, chosen)
             if nodes is not None and _shapes_fit(last, *chosen):
                 factor = _multiple_of_scores(last, chosen, nodes)
                 if factor > 0.0:
@@ -134,7 +134,7 @@ def _shapes_fit(last: Node, q: Node, k: Node, weights: Node) -> bool:
     return val(q).dtype == val(k).dtype and all(known(have == size) for have, size in pairs)
 
 
-def _between(last: Node, operands: Sequence[Node]) -> list[Node] | None:
+def _nodes_between(last: Node, operands: Sequence[Node]) -> list[Node] | None:
     """Return the nodes that compute `last` from operands, in order, or None if they read or do something else."""
     inside: set[Node] = set()
     waiting = [last]

@@ -69,7 +69,7 @@ def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def _before(node: Node) -> tuple[set[Node], set[Node], set[Node]]:
+def _nodes_of_choice(node: Node) -> tuple[set[Node], set[Node], set[Node]]:
     """Return the nodes between scores and a choice, the nodes that compute scores, and what else is read."""
     inside: set[Node] = set()
     scores: set[Node] = set()
@@ -96,7 +96,7 @@ def _is_input(node: Node) -> bool:
 
 def _chooses_experts(node: Node) -> bool:
     """Return whether a topk is the last one behind the scores of a router; not those that choose groups."""
-    _, scores, _ = _before(node)
+    _, scores, _ = _nodes_of_choice(node)
     if len(scores) != 1 or not isinstance(val(next(iter(scores))), torch.Tensor):
         return False
     given = val(argument(node, 0, "input"))
@@ -107,7 +107,7 @@ def _chooses_experts(node: Node) -> bool:
 
 def _router(choice: Node) -> Router:
     """Return the router around its last topk; raises Miss."""
-    inside, found, inputs = _before(choice)
+    inside, found, inputs = _nodes_of_choice(choice)
     scores = next(iter(found))
     x = val(scores)
     if x.dtype != torch.float32:

@@ -148,7 +148,7 @@ def capture(context: Context) -> None:
         transforms += _transforms_begun(node)
         table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
         family, binder = table.get(node.target, (None, None))
-        if family is None or not _wanted(context, family):
+        if family is None or not _is_wanted(context, family):
             continue
         try:
             if transforms:  # our ops have no rules for them
@@ -164,7 +164,7 @@ def _transforms_begun(node: Node) -> int:
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
-def _wanted(context: Context, family: str) -> bool:
+def _is_wanted(context: Context, family: str) -> bool:
     """Return whether the user wants calls of a family captured."""
     families = context.settings.families
     if family == "softmax" and context.settings.select == "fastest":

@@ -48,7 +48,7 @@ def _capture(context: Context, node: Node) -> None:
     if len(results) != len(node.users) or any(user.args[1] not in (0, 1) for user in results):
         raise Miss("its result is used as a whole", "use the first two results alone")
     name, args, options = _replacement(given)
-    options |= _seen(given["is_causal"], given["window_size"]) | {"scale": _scale(given["scale"])}
+    options |= _visible_options(given["is_causal"], given["window_size"]) | {"scale": _scale(given["scale"])}
     alone = all(user.args[1] == 0 for user in results)
     op = getattr(torch.ops.tile, name if alone else f"{name}_lse").default
     with context.graph.inserting_before(node):
@@ -86,7 +86,7 @@ def _replacement(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str,
     return "attention_varlen", (q, k, v, starts, given["cu_seq_k"], most, given["max_k"]), {}
 
 
-def _seen(causal: Any, window_size: Any) -> dict[str, Any]:
+def _visible_options(causal: Any, window_size: Any) -> dict[str, Any]:
     """Return the options for what a query sees: `left` keys before its own place and `right` keys behind it."""
     left, right = (-1, -1) if window_size is None else window_size
     if not isinstance(left, int) or not isinstance(right, int) or right > 0:
