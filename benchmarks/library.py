@@ -777,7 +777,7 @@ def _scans() -> Iterator[Case]:
         yield Case(f"selective_state_update {name}", _scan_update(dtype, *sizes))
     yield Case("ssd_chunk_scan bf16 many heads", _scan(torch.bfloat16, 4, 1024, 64, 64, 2, 128, gated=False))
     yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 16, 40, 1, 56, gated=False))
-    yield from (Case(f"ssd_chunk_scan packed {h}", _scan(torch.float16, 2, 300, h, 72, 2, 136, True)) for h in (8, 64))
+    yield from (Case(f"ssd_chunk_scan packed {h}", _scan(torch.float16, 2, 300, h, 72, 2, 136, True)) for h in (4, 64))
     for name, dtype in ALL.items():
         for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 2048, 4, 8, size, size))
