@@ -380,7 +380,31 @@ def write(out: Path) -> list[Path]:
 
 def _put(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    text = content.decode() if isinstance(content, bytes) else content
+    path.write_text(spaced(text) if path.suffix == ".md" else text)
+
+
+def spaced(text: str) -> str:
+    """Put a blank line before each list and table that follows a line of text.
+
+    GitHub needs none there; without one the site shows the list or table as text.
+    """
+    made: list[str] = []
+    in_code, block = False, ""  # the first line since the last blank one, or a heading
+    for line in text.split("\n"):
+        if line.startswith("```"):
+            in_code = not in_code
+        begun = BEGINS.match(line)
+        if not in_code and begun and block and not block.startswith(begun[0][0]) and not ITEM.match(block):
+            made.append("")
+            block = line
+        block = line.strip() and (line if line.startswith("#") else block or line)
+        made.append(line)
+    return "\n".join(made)
+
+
+BEGINS = re.compile(r"\||[-*] |1\. ")
+ITEM = re.compile(r"[-*] |\d+\. ")
 
 
 NAV: list[tuple[str, str | list[tuple[str, str]]]] = [

@@ -67,6 +67,18 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert len(found) == 2 and "no.md is not there" in found[0] and "#two" in found[1]
 
 
+def test_lists_and_tables_begin_behind_blank_lines(site: Path) -> None:
+    text = (
+        "# Head\na list:\n- one\n  more\n- two\n\nNumbers 500 and\n600. End:\n| a |\n|---|\n| b |\n```\nx\n- y\n```\n"
+    )
+    want = text.replace("list:\n", "list:\n\n").replace("End:\n", "End:\n\n")
+    assert pages.spaced(text) == want == pages.spaced(want)
+    for page in site.rglob("*.md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"\n(?!\|)[^\n]+\n\|", text), page
+        assert not re.search(r"(?<=\n\n)(?![-*|] |\d+\. )[^\n]+\n(- |1\. )", text), page
+
+
 def test_pages_are_all_in_the_navigation_or_linked(site: Path) -> None:
     config = (site.parent / "mkdocs.yml").read_text()
     named = set(re.findall(r": (\S+\.md)$", config, re.MULTILINE))
