@@ -55,8 +55,8 @@ def case(kind: str, m: int, n: int, dtype: torch.dtype, device: str) -> Case:
     rows = sample_of(m, 256, device)
     some = x[rows].double(), w.double(), b.double()
     ours: Call = {
-        "rms_norm silu": partial(rms_norm, x, w, None, EPS, "silu", 0.0, False),
-        "rms_norm": partial(rms_norm, x, w, None, EPS, "none", 0.0, False),
+        "rms_norm silu": partial(rms_norm, x, w, EPS, "silu", 0.0, False),
+        "rms_norm": partial(rms_norm, x, w, EPS, "none", 0.0, False),
         "layer_norm": partial(layer_norm, x, w, b, EPS),
         "softmax": partial(softmax, x),
     }[kind]
