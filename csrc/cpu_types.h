@@ -46,6 +46,9 @@ template <class To, class From> inline To reinterpret(From x) {
 }
 inline float float_from_bits(int32_t bits, int32_t mask, int32_t flip) { return bits_float(uint32_t((bits & mask) ^ flip)); }
 inline float nibble(int32_t word, int byte, int upper) { return float(uint32_t(word) >> (8 * byte + 4 * upper) & 15); }
+inline float nibble_in_place(int32_t word, int place, int half) {
+  return float(uint32_t(word) >> (16 * half + 4 * place) & 15) * (place % 2 ? 0x1p-20f : 0x1p-24f);
+}
 template <class... Bits> inline float table_nibble(int32_t word, int byte, int upper, Bits... bits) {
   const int32_t table[16] = {bits...};
   return bits_float(uint32_t(table[uint32_t(word) >> (8 * byte + 4 * upper) & 15]));

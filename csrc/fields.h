@@ -9,6 +9,10 @@ namespace tile {
 
 TILE_DEVICE float nibble(uint32_t word, int byte, int upper) { return float(word >> (8 * byte + 4 * upper) & 15); }
 
+TILE_DEVICE float nibble_in_place(uint32_t word, int place, int half) {
+  return float(word >> (16 * half + 4 * place) & 15) * (place % 2 ? 0x1p-20f : 0x1p-24f);
+}
+
 // The float whose bits have that number among 16.
 template <class... Bits> TILE_DEVICE float table_nibble(uint32_t word, int byte, int upper, Bits... bits) {
   const int table[16] = {int(bits)...};  // -2^31 is written as a long
@@ -57,6 +61,13 @@ template <class T, int surplus, bool upper_first, int flips, bool single> TILE_D
     y = masked_with(y, 0x000f000f, with);
     return pair_sum<T>(y, less << 16 | less);
   }
+}
+
+// Two halves whose lowest bits are field `place` of both halves of a word, as they lie in a byte: numbers below the least
+// normal one. So no exponent is set and none subtracted. Both fields of a byte share a shift, and two bytes need none.
+template <int flips> TILE_DEVICE uint32_t pair_in_place(uint32_t word, int place) {
+  if constexpr (flips != 0) asm("xor.b32 %0, %0, %1;" : "+r"(word) : "n"(flips * 0x01010101u));  // once, not for each field
+  return (place > 1 ? word >> 8 : word) & (place % 2 ? 0x00f000f0 : 0x000f000f);
 }
 
 TILE_DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t select) {  // of eight, four by number

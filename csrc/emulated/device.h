@@ -387,6 +387,9 @@ EMULATED_OUTSIDE void multiply_group(TD* d, const void* a, const void* b, int a_
 // ---- fields.h --------------------------------------------------------------------------------------------------------------
 
 inline float nibble(uint32_t word, int byte, int upper) { return float(word >> (8 * byte + 4 * upper) & 15); }
+inline float nibble_in_place(uint32_t word, int place, int half) {
+  return float(uint32_t(word) >> (16 * half + 4 * place) & 15) * (place % 2 ? 0x1p-20f : 0x1p-24f);
+}
 template <class... Bits> inline float table_nibble(uint32_t word, int byte, int upper, Bits... bits) {
   const int table[16] = {bits...};
   return bits_float(table[word >> (8 * byte + 4 * upper) & 15]);
@@ -394,6 +397,11 @@ template <class... Bits> inline float table_nibble(uint32_t word, int byte, int 
 inline int table_place(uint32_t word, int byte, int lane, int part) { return int(word >> 8 * byte & 255) * 64 + 2 * lane + part; }
 template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int byte, int lane) {
   return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
+}
+template <int flips> inline uint32_t pair_in_place(uint32_t word, int place) {
+  word ^= flips * 0x01010101u;
+  const uint32_t low = word >> 4 * place & 15, high = word >> (16 + 4 * place) & 15;
+  return (high << 16 | low) << place % 2 * 4;
 }
 template <class T, int surplus, bool upper_first, int flips, bool single> inline uint32_t nibble_pair(uint32_t word, int byte) {
   word ^= flips * 0x01010101u;

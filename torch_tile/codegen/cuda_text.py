@@ -442,6 +442,8 @@ class _Pair:
             return self.entry(a, b)
         if surplus is None or not (isinstance(a, Call) and isinstance(b, Call) and a.name == b.name):
             return None
+        if a.name == "nibble_in_place":
+            return None if surplus or self.to != dt.float16 else self.in_place(a, b)
         if a.name != "nibble" and (a.name != "table_nibble" or surplus):
             return None
         same = [*zip(a.args[:2], b.args[:2], strict=True), *zip(a.args[3:], b.args[3:], strict=True)]
@@ -457,6 +459,14 @@ class _Pair:
             name, options = "nibble_pair", [str(surplus), first, hex(flips), str(single).lower()]
         operands = f"{self.text.value(word)}, {self.text.value(a.args[1])}"
         return f"tile::{name}<{', '.join([storage(self.to), *options])}>({operands})"
+
+    def in_place(self, a: Call, b: Call) -> str | None:
+        """Print the same field of both halves of a word, the lower half's first; None if they are not such."""
+        same = all(equal(simplify(x), simplify(y)) for x, y in zip(a.args[:2], b.args[:2], strict=True))
+        if not same or self.order(a.args[2], b.args[2]) is not False:
+            return None
+        word, flips = _flipped(a.args[0])
+        return f"tile::pair_in_place<{hex(flips)}>({self.text.value(word)}, {self.text.value(a.args[1])})"
 
     def entry(self, a: Load, b: Load) -> str | None:
         """Print one load of two neighbouring table entries that a byte selects, or return None."""

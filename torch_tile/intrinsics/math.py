@@ -37,6 +37,11 @@ def _nibble(word: Any, byte: Any, upper: Any) -> Any:
     return (word >> (8 * byte + 4 * upper) & 15).float()
 
 
+def _nibble_in_place(word: Any, place: Any, half: Any) -> Any:
+    """Return the float32 of a float16 whose bits are a 4-bit field of a word, at bit 0 or 4."""
+    return (word >> (16 * half + 4 * place) & 15).float() * (2.0**-24 * (1 + 15 * (place % 2)))
+
+
 def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     """Look up the value of a 4-bit field of a word in a table."""
     import torch
@@ -106,6 +111,14 @@ declare(
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
 )
+# A float16, as float32. Its lower byte has field `place` of an int32's half as it lies there, and no other bit is set.
+# That is the field times 2^-24, or 2^-20 if `place` is odd. Tensor cores multiply such numbers exactly.
+declare(
+    Intrinsic(
+        "nibble_in_place", 3, lambda args: (dt.int32, dt.float32), "nibble_in_place",
+        _nibble_in_place, cuda="nibble_in_place", header="fields.h",
+    )
+)  # fmt: skip
 # The float32 with that index among 16, which follow by their bits.
 declare(
     Intrinsic(
