@@ -359,6 +359,7 @@ def _large_products() -> Iterator[Case]:
         for m in (1, 8):
             call = _dequant_gemm(dtype, m, 16384, torch.int8, 4, 128, False, k=16384)
             yield Case(f"dequant_gemm {name} large {m}", call)
+        yield Case(f"dequant_gemm {name} gated row", _dequant_gemm(dtype, 1, 14336, torch.uint8, 4, 128, False, 2))
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
@@ -373,16 +374,9 @@ def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch
 
 
 def _dequant_gemm(
-    dtype: torch.dtype,
-    m: int,
-    n: int,
-    words: torch.dtype,
-    bits: int,
-    group: int,
-    zero: bool,
-    products: int = 1,
+    dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1,
     k: int = 4096,
-) -> Callable[[Make], object]:
+) -> Callable[[Make], object]:  # fmt: skip
     """Return a call of `dequant_gemm` on weights of integers or float8."""
 
     def call(make: Make) -> object:

@@ -66,9 +66,8 @@ template <class T, int surplus, bool upper_first, int flips, bool single> TILE_D
 // Two halves whose lowest bits are field `place` of both halves of a word, as they lie in a byte: numbers below the least
 // normal one. So no exponent is set and none subtracted. Both fields of a byte share a shift, and two bytes need none.
 template <int flips> TILE_DEVICE uint32_t pair_in_place(uint32_t word, int place) {
-  const uint32_t mask = place % 2 ? 0x00f000f0 : 0x000f000f, byte = place > 1 ? word >> 8 : word;
-  if constexpr (flips == 0) return byte & mask;
-  return masked_with(byte, mask, mask & flips * 0x01010101u);
+  if constexpr (flips != 0) asm("xor.b32 %0, %0, %1;" : "+r"(word) : "n"(flips * 0x01010101u));  // once, not for each field
+  return (place > 1 ? word >> 8 : word) & (place % 2 ? 0x00f000f0 : 0x000f000f);
 }
 
 TILE_DEVICE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t select) {  // of eight, four by number

@@ -59,8 +59,8 @@ class JITKernel(metaclass=Compiled):
 
     `JITKernel(func, out_idx=None, target="auto", ...)` compiles a @T.prim_func, as torch_tile.compile does.
 
-    Raises LaunchError for arguments that the kernel cannot take, or where its target is missing. In grad mode, tensors
-    that require gradients are refused: `torch_tile.custom_op` gives a kernel a gradient.
+    Raises LaunchError for arguments that the kernel cannot take, or where its target is missing. In grad mode, results
+    for tensors that require gradients raise an error in the backward pass; `torch_tile.custom_op` gives a gradient.
     """
 
     program: Program

@@ -399,8 +399,8 @@ template <class T> inline uint32_t pair_at(const T* table, uint32_t word, int by
   return *reinterpret_cast<const uint32_t*>(table + table_place(word, byte, lane, 0));
 }
 template <int flips> inline uint32_t pair_in_place(uint32_t word, int place) {
-  const uint32_t flipped = word ^ flips * 0x01010101u;
-  const uint32_t low = flipped >> 4 * place & 15, high = flipped >> (16 + 4 * place) & 15;
+  word ^= flips * 0x01010101u;
+  const uint32_t low = word >> 4 * place & 15, high = word >> (16 + 4 * place) & 15;
   return (high << 16 | low) << place % 2 * 4;
 }
 template <class T, int surplus, bool upper_first, int flips, bool single> inline uint32_t nibble_pair(uint32_t word, int byte) {

@@ -340,6 +340,35 @@ nibble(words[0], t % 4, i % 2) - 65.0f, nibble(words[0], t % 4, (i + 1) % 2) - 6
     compiles(source)
 
 
+def test_fields_in_place_are_masked_together():
+    x, y = tensor("x", (128, 4), "int32"), tensor("y", (128, 8), "float16")
+    words, out = tensor("words", (4,), "int32", "local"), tensor("out", (8,), "float16", "local")
+
+    def field(i, half=None, place=None, word=None):
+        taken = load(words, 0) if word is None else word
+        return call("nibble_in_place", taken, t % 4 if place is None else place, i % 2 if half is None else half)
+
+    values = [
+        field,
+        lambda i: field(i, word=binary("^", load(words, 0), -0x77777778), place=number(2)),  # signs turned over
+        lambda i: field(i, 1 - i % 2),  # the upper half first
+        lambda i: field(i, place=i % 2),  # two places
+        lambda i: field(i, 0),  # the same one twice
+    ]
+    source = program([x, y], kernel(
+        Alloc(words), Alloc(out), memory.vector_copy(at(words, 0), at(x, t, 0), 16),
+        *(loop(2, lambda i, value=value: put(out, i, cast(value(i), "float16"))) for value in values),
+        memory.vector_copy(at(y, t, 0), at(out, 0), 16),
+    ))  # fmt: skip
+    lines = [line.split("tile::", 1)[1].split(";")[0] for line in body(source).splitlines() if "&out[i]" in line]
+    assert lines[:2] == [
+        "store_pair(&out[i], tile::pair_in_place<0x0>(words[0], t % 4))",
+        "store_pair(&out[i], tile::pair_in_place<0x88>(words[0], 2))",
+    ]
+    assert len(lines) == 5 and all(line.startswith("narrow_pair(&out[i], tile::nibble_in_place") for line in lines[2:])
+    compiles(source)
+
+
 def test_messages():
     x = tensor("x", (128,), "float32")
     source = program([x], kernel(

@@ -23,7 +23,9 @@ extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor,
   __shared__ tile::{kind} table[256 * 64];
   tile::store_pair(&local[2], tile::pair_at(table, word, byte, threadIdx.x % 32));
   local[4] = table[tile::table_place(word, byte, threadIdx.x % 32, 1)];
+  const unsigned in_place = tile::pair_in_place<0>(word, 1) + tile::pair_in_place<0x88>(word, byte);
   for (int i = 0; i < 8; ++i) out[threadIdx.x * 8 + i] = local[i];
-  one[threadIdx.x] = tile::nibble(word, byte, 1) + tile::table_nibble(word, byte, 1, {", ".join(map(str, range(16)))});
+  one[threadIdx.x] = tile::nibble_in_place(word, byte, 1) + float(in_place);
+  one[threadIdx.x] += tile::nibble(word, byte, 1) + tile::table_nibble(word, byte, 1, {", ".join(map(str, range(16)))});
 }}
 """)

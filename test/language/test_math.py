@@ -20,6 +20,7 @@ PYTHON = {
     "fma": lambda a, b, c: a * b + c,
     "float_from_bits": lambda a, b, c: torch.zeros_like(a),  # of what is less than 1, whose int32 is 0
     "nibble": lambda a, b, c: torch.zeros_like(a),
+    "nibble_in_place": lambda a, b, c: torch.zeros_like(a),
     "round": torch.round,
 }
 
@@ -75,6 +76,24 @@ def test_nibble():
         out = torch.empty(16, 8)
         run(x, out)
         assert torch.equal(out, want)
+
+
+def test_nibble_in_place():
+    """The float16 that a masked half of a word is, of all fields and signs, on the CPU and in the interpreter."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((16,), "int32"), out: T.Tensor((16, 4, 2), "float16")):
+        with T.Kernel(1) as _:
+            for i, place, half in T.Parallel(16, 4, 2):
+                out[i, place, half] = T.nibble_in_place(x[i], place, half)
+
+    x = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int32)
+    halves = torch.stack([x.long() % 2**32 >> 16 * half for half in range(2)], 1)
+    bits = torch.stack([halves >> 4 * (place - place % 2) & 15 << 4 * (place % 2) for place in range(4)], 1)
+    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
+        out = torch.empty(16, 4, 2, dtype=torch.float16)
+        run(x, out)
+        assert torch.equal(out.view(torch.int16).long(), bits)
 
 
 def test_table_nibble():

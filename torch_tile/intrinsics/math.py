@@ -111,8 +111,8 @@ declare(
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
 )
-# The float16, as float32, whose lower byte has field `place` of an int32's half as it lies there, and no other bit. That is
-# the field times 2^-24, or 2^-20 if `place` is odd. Tensor cores multiply such numbers exactly.
+# A float16, as float32. Its lower byte has field `place` of an int32's half as it lies there, and no other bit is set.
+# That is the field times 2^-24, or 2^-20 if `place` is odd. Tensor cores multiply such numbers exactly.
 declare(
     Intrinsic(
         "nibble_in_place", 3, lambda args: (dt.int32, dt.float32), "nibble_in_place",

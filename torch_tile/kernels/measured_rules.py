@@ -61,7 +61,7 @@ _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100
 _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
 _WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11-28.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
-_SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-29", "h200_row_groups_2026-11-29.txt")
+_SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
 _LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
 _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
@@ -118,8 +118,8 @@ RULES = (
     # Two blocks of 64 rows of weights on a multiprocessor, in steps of 512 columns, for few rows of a.
     Rule("dequant.two_blocks", "has_wgmma", (("coded", "==", 1), ("rows", "<=", 16), ("group", ">=", 64),
          ("k", ">=", 8192), ("tiles_per_sm", ">=", 3 / 5), ("products", "==", 1)), True, _COPIED),
-    # Slices of K in the places of rows, for one row of a. Of 2^28 weights the kernel for few rows is as fast.
-    Rule("dequant.slices", "has_wgmma", (("weights", "<=", 1 << 27),), True, _SLICED),
+    # Slices of K in the places of rows, for one row of a.
+    Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
          0.48, _FLOAT8),

@@ -720,6 +720,9 @@ def nearbyint(x: Any) -> Any:
 def nibble(x: Any, y: Any, z: Any) -> Any:
     """`nibble(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
+def nibble_in_place(x: Any, y: Any, z: Any) -> Any:
+    """`nibble_in_place(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
 def pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
@@ -1160,6 +1163,7 @@ __all__ = [
     "named_barrier_arrive",
     "nearbyint",
     "nibble",
+    "nibble_in_place",
     "no_set_max_nreg",
     "own_rows",
     "parallel",

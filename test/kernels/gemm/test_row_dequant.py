@@ -2,6 +2,7 @@
 """One row times weights of 4 bits by slices of K: results are those of float64, and tilings fit."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,14 +13,17 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import prepare
-from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, groups_held
+from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, groups_ordered
 from torch_tile.kernels.gemm.tiling import Config
 
 HOPPER = Machine(Target("cuda", 90), 132)
 SCHEMES = {
     "int4": Scheme(I8, 4, group=64, scale=HALF, a=HALF),
+    "as it is": Scheme(U8, 4, group=64, scale=BF16),
     "uint4": Scheme(U8, 4, group=128, offset=8, scale=BF16),
     "uint4 with zeros": Scheme(U8, 4, high_first=True, group=128, zero=U8, scale=HALF, a=HALF),
+    "three words of a lane": Scheme(U8, 4, group=96, offset=3, scale=HALF, a=HALF),
+    "int4 of 256 columns": Scheme(I8, 4, high_first=True, group=256, scale=BF16),
     "zeros of bfloat16": Scheme(U8, 4, group=64, zero=BF16, scale=BF16),
 }
 
@@ -52,6 +56,28 @@ def test_random_problems(scheme, count, engine, problems, check):
     check(out, want, f"{n}x{k}, {count} products, {config}", scheme.a)
 
 
+@pytest.mark.parametrize("engine", ["text"], indirect=True)
+@pytest.mark.parametrize(
+    ("scheme", "size", "scale"), [("uint4", 2.0**-120, 1), ("uint4", 2.0**110, 1), ("int4", 2.0**-20, 2.0**12)]
+)
+def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
+    """Numbers at the ends of bfloat16's range, those below float16's least normal one, and groups of zeros."""
+    scheme = SCHEMES[scheme]
+    n, groups = 1 + problems.size(20), 16 + problems.size(8)
+    a, bs, scales, *rest = arguments(problems, scheme, 1, n, groups * scheme.group)
+    a = a.contiguous().view(groups, -1) * size
+    a[problems.size(8)] = 0
+    a = a.view(1, -1)
+    scales = [(x.contiguous() * scale).to(scheme.scale) for x in scales]
+    args = DequantGemmArgs(a, [b.contiguous() for b in bs], scales, *rest, [], "", "", scheme.a, "")
+    spec, _, tensors = prepare(args, HOPPER)
+    config = Config(SLICES, 64, scheme.group, 128, 2, blocks=2, resident=1)
+    out = torch.full((1, n), float("nan"), dtype=scheme.a)
+    row_dequant.run(spec, tensors, out, config, HOPPER)
+    unit = size * scale
+    check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{n} x {groups} groups", scheme.a)
+
+
 def test_which_products_fit(problems):
     def fit(scheme=SCHEMES["uint4"], n=40, k=1024, machine=HOPPER, rows=1):
         args = product(problems, scheme, n, k)
@@ -60,8 +86,9 @@ def test_which_products_fit(problems):
         return fits(spec, problem, machine)
 
     assert fit() and fit(n=1) and fit(k=1024 + 128)
-    assert all(fit(scheme) != bool(scheme.format) for scheme in SCHEMES.values())
-    assert not fit(n=1 << 15, k=1 << 13) and not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108))
+    assert all(fit(scheme, k=16 * scheme.group) for scheme in SCHEMES.values())
+    assert not fit(Scheme(U8, 4, group=64, format="nf4", a=HALF))
+    assert not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108))
     assert not fit(Scheme(U8, 4, group=32, scale=HALF, a=HALF)) and not fit(Scheme(I8, 8, group=128, scale=HALF))
     assert not fit(Scheme(U8, 4, scale=HALF, a=HALF))
 
@@ -72,9 +99,21 @@ def test_tilings_fit(scheme, problems):
         spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
         config = config_for(problem, spec, HOPPER)
         assert config is not None and config.block_k == problem.group
-        bytes_ = footprint(config, spec, groups_held(config, k // problem.group)).bytes
+        bytes_ = footprint(config, spec, groups_ordered(config, k // problem.group)).bytes
         assert config.resident * bytes_ <= HOPPER.target.shared_limit
-        assert k < 16384 or config.resident > 1 or SCHEMES[scheme].format
+        assert config.resident * config.threads >= 512
+
+
+def test_tilings_by_shape(problems):
+    def tiling(n, k, count=1):
+        spec, problem, _ = prepare(product(problems, SCHEMES["uint4"], 8, k, count), HOPPER)
+        config = config_for(replace(problem, n=n), spec, HOPPER)
+        return config.resident, config.threads
+
+    assert tiling(4096, 4096) == tiling(28672, 4096) == (2, 256)
+    assert tiling(6144, 4096) == tiling(14336, 4096, 2) == (3, 256)
+    assert tiling(4096, 14336) == tiling(16384, 16384) == (1, 512)
+    assert tiling(2048, 4096, 2) == (2, 256)
 
 
 def test_rows_too_long_for_shared_memory_do_not_fit(problems):

@@ -156,13 +156,10 @@ class Storage:
         zeros = [self.zero.type(f"z{i}", n, groups, *matrices) for i in range(count)] if self.zero else []
         return bs, scales, zeros
 
-    def looked_up(self, word: Any, column: Any, row: Any, table: Any, slot: Any) -> Any:
-        """Look up the number of the field of a row's column, in the `table` of `pairs_of` that `coded` words have.
-
-        `slot` is where the column lies among those of the product.
-        """
+    def looked_up(self, word: Any, column: Any, row: Any, table: Any) -> Any:
+        """Look up the number of the field of a row's column, in the `table` of `pairs_of` that `coded` words have."""
         if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
-            return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + slot % 8 // 2, column % 2)]
+            return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + column % 8 // 2, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
         return value_of(self.format, T.cast(word, "int32"), 0, upper)
 
@@ -269,11 +266,8 @@ class Spec:
         return found[0], found[1], found[2], rest
 
 
-def weight(
-    spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any, slot: Any = None
-) -> Any:
-    """Unpack and scale one weight. `slot` is the place of its column in the product, if that is another one."""
-    slot = column if slot is None else slot
+def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any, table: Any) -> Any:
+    """Unpack and scale one weight."""
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
@@ -282,7 +276,7 @@ def weight(
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))
     )
     if storage.format:
-        value = T.cast(T.cast(storage.looked_up(word, column, row, table, slot), spec.operand), accum)
+        value = T.cast(T.cast(storage.looked_up(word, column, row, table), spec.operand), accum)
         return value if scale is None else value * scale
     number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
     if storage.words == torch.int32:  # in steps that two neighbours can take together

@@ -5,6 +5,7 @@ Tensor cores multiply tiles of 16 x 8 at least. For one row, seven of eight colu
 slices of a group each. Row `j * 8 + s` of a tile is slice `s` of row `j` of the weights. Column `s` of the other
 operand is slice `s` of a. A result is the sum of the product's entries where both slices are the same. So a block has
 few rows of the weights. A warp reads eight groups of one row at once, which lie side by side in memory.
+Fields are multiplied as they lie in their words: a masked half of a word is a float16 below the least normal one.
 May assume what `dequant.prepare` describes.
 """
 
@@ -30,8 +31,8 @@ FIELDS = 8  # of a word
 COLUMNS = 4 * FIELDS  # of a word of each lane that shares a row
 LINE = SLICES * COLUMNS + 16  # numbers in a line of the row, padded: neighbours of a column lie in other banks
 HELD = 32  # numbers of the row that a thread has in registers at once
-# Exponents as float32 has them: of a number and its factor together, of a factor and of what takes it back together,
-# and of the largest factor.
+# Sums of two exponents as float32 stores them: of a group's largest number and its factor, of the factor and what takes
+# it back. Then the largest factor's exponent.
 LIFTED, BACK, MOST = 268, 278, 253
 
 
@@ -83,12 +84,13 @@ def excess(spec: Spec) -> float:
 
 
 def words_of_threads(groups: int, width: int, threads: int) -> Any:
-    """Return the layout in which each thread has the numbers that meet a word, of every so many groups."""
-    words = width // FIELDS
-    rows = threads // words
+    """Return the layout in which a thread has all numbers that meet a word. Neighbouring words go to other threads."""
+    lanes = lanes_of(width)
+    rows, each = threads // lanes, width // (FIELDS * lanes)
 
     def place(i: Any, c: Any) -> tuple[Any, Any]:
-        return i % rows * words + c // FIELDS, i // rows * FIELDS + c % FIELDS
+        word = c // FIELDS
+        return i % rows * lanes + word % lanes, (i // rows * each + word // lanes) * FIELDS + c % FIELDS
 
     return T.Fragment((groups, width), forward_fn=place)
 
@@ -104,26 +106,29 @@ def hold(a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, 
 
     The power brings the group into the range of float16 without loss: its largest number is 2^14 at least. Fields in
     upper bits count 16 times, so the numbers that they meet are divided by 16. `powers` take both back. `sums` are
-    those of a group times `factor`. Groups with numbers above 2^117 overflow.
+    those of a group times `factor`; None if nothing is taken off fields. Groups with numbers above 2^117 overflow.
     """
     held, width = powers.shape[0] * SLICES, order.width
-    groups = min(held, HELD * threads // width)  # whose numbers are in registers at once
+    groups = min(held, part_of(width, threads))
     for part in T.serial(held // groups):
         first = part * (groups // SLICES)  # of as many rounds of slices
         loaded, wide, ordered = (T.alloc_fragment((groups, width), dtype) for dtype in (a.dtype, "float32", "float16"))
         layout = words_of_threads(groups, width, threads)
         T.annotate_layout({wide: layout, ordered: layout})
-        most, sum_, power = (T.alloc_fragment((groups,), "float32") for _ in range(3))
+        most, power = (T.alloc_fragment((groups,), "float32") for _ in range(2))
         T.copy(a[first * SLICES, 0], loaded)
         for i, c in T.Parallel(groups, width):
             wide[i, c] = loaded[i, c]
         T.reduce_absmax(wide, most, dim=1)
-        T.reduce_sum(wide, sum_, dim=1)
+        if sums is not None:
+            found = T.alloc_fragment((groups,), "float32")
+            T.reduce_sum(wide, found, dim=1)
         for i, s in T.Parallel(groups // SLICES, SLICES):
             exponent = T.max(T.min(LIFTED - (T.reinterpret(most[i * SLICES + s], "int32") >> 23), MOST), BACK - 254)
             power[i * SLICES + s] = power_of_two(exponent)
             powers[first + i, s] = power_of_two(BACK - exponent)
-            sums[first + i, s] = sum_[i * SLICES + s] * factor
+            if sums is not None:
+                sums[first + i, s] = found[i * SLICES + s] * factor
         for i, c in T.Parallel(groups, width):
             ordered[i, c] = wide[i, order.column(c)] * (power[i] * T.if_then_else(c % FIELDS < 4, 1.0, 1 / 16))
         for i, s, c in T.Parallel(groups // SLICES, SLICES, width):
@@ -211,7 +216,7 @@ def add_step(
                 found = total[r, s] * powers[group, s]
                 if zero is not None:
                     found = found + sums[group, s] * (T.cast(zero[r, 0], "float32") + excess(spec))
-                elif excess(spec):
+                elif sums is not None:
                     found = found + sums[group, s]
                 product[r, s] += found * T.cast(scale[r, 0], "float32")
 
@@ -257,7 +262,8 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             order = Order(storage.group, storage.high_first)
             row = T.alloc_shared((held // SLICES * order.words, LINE), "float16")
             T.annotate_layout({row: T.make_linear_layout(row)})
-            factors = [T.alloc_shared((held // SLICES, SLICES), "float32") for _ in range(2)]
+            less = bool(storage.zero) or excess(spec) != 0.0
+            factors = [T.alloc_shared((held // SLICES, SLICES), "float32") if x else None for x in (True, less)]
             hold(a, order, row, *factors, -1.0 if storage.zero else -excess(spec), config.threads)
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
@@ -288,8 +294,7 @@ def own_slices(product: Any) -> Any:
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether this kernel can compute a product: of one row by words of int32 whose groups have a scale each."""
-    storage, sizes = spec.storage, typical(problem)
-    weights = sizes.n * sizes.k * sizes.products
+    storage = spec.storage
     return (
         not isinstance(problem.m, torch.SymInt)  # another call may have more rows
         and not isinstance(problem.k, torch.SymInt)
@@ -298,11 +303,11 @@ def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
         and problem.aligned
         and storage.words == torch.int32
         and not storage.coded
-        and storage.group >= LEAST_GROUP
+        and LEAST_GROUP <= storage.group <= AHEAD
         and storage.group % COLUMNS == 0
         and bool(storage.scale)
         and problem.k % storage.group == 0
-        and verdict("dequant.slices", machine.target, False, weights=weights)
+        and verdict("dequant.slices", machine.target, False)
     )
 
 
@@ -310,7 +315,7 @@ def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: 
     """Launch the product of one row and the other operands of `dequant.prepare` into `out`."""
     a, *operands = tensors
     groups = a.view(-1, spec.storage.group)
-    machine.kernel(row_dequant_matmul)(config, spec, groups_held(config, len(groups)))(groups, *operands, out)
+    machine.kernel(row_dequant_matmul)(config, spec, groups_ordered(config, len(groups)))(groups, *operands, out)
 
 
 # Tilings. They change the speed, never the result.
@@ -318,36 +323,70 @@ def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: 
 ROWS, THREADS = 128, 256  # of a tile, and of a block
 LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
 AHEAD = 256  # columns of a slice in a step, of all matrices together
-RESIDENT = 2, 3, 1  # blocks of a multiprocessor: four would have no registers for a step
+BLOCKS = (2, THREADS), (3, THREADS), (1, 2 * THREADS)  # of a multiprocessor: their number, and threads
+LONG_ROW = 8192  # columns from which on several blocks of a multiprocessor put the row into order for too long
 
 
 def groups_held(config: Config, groups: int) -> int:
-    """Return how many groups of a row a block holds: all, rounded up to whole steps, and to what its threads take."""
-    whole = round_up(groups, math.lcm(SLICES * config.stages, config.threads * FIELDS // config.block_k))
-    return round_up(whole, min(whole, HELD * config.threads // config.block_k))
+    """Return how many groups of a row whole steps take."""
+    return round_up(groups, SLICES * config.stages)
+
+
+def lanes_of(width: int) -> int:
+    """Return how many threads share a group of the row while they put it into order: lanes of one warp."""
+    words = width // FIELDS
+    return words & -words
+
+
+def least_part(width: int, threads: int) -> int:
+    """Return the fewest groups of which all threads of a block have as many numbers."""
+    return max(SLICES, threads // lanes_of(width))
+
+
+def part_of(width: int, threads: int) -> int:
+    """Return how many groups a block puts into order at once: few enough for registers."""
+    least = least_part(width, threads)
+    return least * max(1, HELD * threads // (least * width))
+
+
+def groups_ordered(config: Config, groups: int) -> int:
+    """Return how many groups of a row a block holds in the order of lanes: those of whole steps, in whole parts."""
+    width, threads = config.block_k, config.threads
+    whole = round_up(groups, math.lcm(SLICES * config.stages, least_part(width, threads)))
+    return round_up(whole, min(whole, part_of(width, threads)))
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     """Choose the tiling of a product that `fits`. None if no block can hold the row.
 
-    Two or three blocks share a multiprocessor, whichever leaves fewer tiles to the fullest one.
+    Blocks share a multiprocessor by twos or threes, whichever leaves fewer rows to the fullest one. Several products
+    take three, if each has rows. If the row is long, one block of twice the threads takes the place of two.
     """
-    group, tiles = spec.storage.group, -(-typical(problem).n * SLICES // ROWS)
+    group, n, long = spec.storage.group, typical(problem).n, problem.k >= LONG_ROW
     stages = max(1, AHEAD // group // problem.products)
     configs = [
-        Config(SLICES, ROWS, group, THREADS, stages, blocks=count * machine.num_sms, resident=count)
-        for count in RESIDENT
+        Config(SLICES, threads // 2, group, threads, stages, blocks=count * machine.num_sms, resident=count)
+        for count, threads in (reversed(BLOCKS) if long else BLOCKS)
     ]
+    if problem.products > 1 and stages == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
+        configs = [config for config in configs if config.resident == 3]
     fitting = [config for config in configs if blocks_fit(config, spec, problem.k // group, machine)]
-    return min(fitting, key=lambda config: -(-tiles // config.blocks) * max(2, config.resident), default=None)
+    return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+
+
+def _rows_of_fullest(config: Config, n: int) -> int:
+    """Return how many rows of weights the fullest multiprocessor has if its blocks take as many tiles."""
+    rows = config.block_n // SLICES
+    return -(-n // (rows * config.blocks)) * config.resident * rows
 
 
 def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> bool:
     """Return whether a multiprocessor has shared memory for all of its blocks, whose rows have so many groups."""
-    one = footprint(config, spec, groups_held(config, groups)).bytes
+    one = footprint(config, spec, groups_ordered(config, groups)).bytes
     return config.resident * one <= machine.target.shared_limit
 
 
 def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
     """Compute the shared memory of the groups of a row, and of their powers and sums."""
-    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(2, held, 32)), bulk)
+    less = 1 if spec.storage.zero or excess(spec) else 0
+    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(1 + less, held, 32)), bulk)
