@@ -226,6 +226,7 @@ def combine_parts(
     )
 
 
+AT_ONCE = 16  # parts of a row that threads read together if each has one element of them
 MOST_JOINING = 512  # threads that join the parts of a row
 
 
@@ -236,6 +237,7 @@ def sharing_of(splits: int, row_bytes: int) -> Sharing:
     readers = power_of_two(max(1, row_bytes // 16))
     groups = max(1, MOST_JOINING // readers)
     if splits <= 2 * MOST_AHEAD or groups == 1:
-        return Sharing(1, min(power_of_two(splits), MOST_AHEAD), 128)
+        ahead = AT_ONCE if row_bytes <= 128 * 4 else MOST_AHEAD
+        return Sharing(1, min(power_of_two(splits), ahead), 128)
     groups = min(groups, power_of_two(splits))
     return Sharing(groups, min(power_of_two(-(-splits // groups)), MOST_AHEAD), max(128, groups * readers))

@@ -218,6 +218,9 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (3, 290, 330, True, replace(APART, persistent=2, paired=True, rounds_by_length=2), 0),  # parts of two heads
         (3, 330, 330, True, replace(APART, persistent=4, paired=True, rounds_by_length=1), 0),  # two rounds of pairs
         (3, 150, 230, False, replace(APART, persistent=4, in_order=True), 0),  # nine tiles in turn
+        (3, 330, 330, True, replace(APART, persistent=4, queries_ahead=True), 0),  # shares of 5 and 4 tiles
+        (1, 130, 200, False, replace(APART, persistent=2, queries_ahead=True), 0),
+        (3, 290, 330, True, replace(APART, persistent=4, paired=True, queries_ahead=True), 0),
         (1, 200, 230, True, replace(APART, block_q=192, block_kv=128, threads=384, ping_pong=True, own_keys=True), 0),
         (
             1,

@@ -236,7 +236,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             # Outside of the loop, so that a tile leaves while the block works on its next one.
             staged = T.alloc_shared((rows, spec.tile_dv), spec.dtype) if config.persistent else None
             tiles = T.min(heads * batch * blocks, MOST_TILES)
-            for wave in T.serial(config.waves(bx, tiles)) if config.persistent else (0,):
+            for wave in config.loop(config.waves(bx, tiles)) if config.persistent else (0,):
                 if config.persistent:
                     block, number = config.tile(wave, bx, blocks, T.min(heads * batch, MOST_TILES), tiles)
                     own = T.min(heads, MOST_TILES)  # 64 bits divide slowly

@@ -38,6 +38,7 @@ class Config:
     `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
     Shares are even then; by pairs alone some blocks have none in the last round.
+    With `queries_ahead` the queries of a persistent block's next tile come while it works on one.
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
     With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
     only in tiles that its own rows cut.
@@ -67,6 +68,7 @@ class Config:
     rounds_by_length: int = 0
     own_keys: bool = False
     in_order: bool = False
+    queries_ahead: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
@@ -77,6 +79,10 @@ class Config:
         if self.side > 1:
             return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
+
+    def loop(self, waves: Any) -> Any:
+        """Return the loop of a persistent block over its tiles."""
+        return T.Pipelined(waves, num_stages=2) if self.queries_ahead else T.serial(waves)
 
     def waves(self, block: Any, tiles: Any) -> Any:
         """Count the tiles of a persistent block, of `tiles` in all."""

@@ -210,7 +210,8 @@ def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
 def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
     """Compute the shared memory of queries, keys, values, operands, exchanged weights and a staged result."""
     rows, keys, bits = config.block_q, config.block_kv, 8 * spec.dtype.itemsize
-    tiles = [Tile(rows, spec.tile_d, bits, parts=(Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP))]
+    where = (Part.BEFORE,) if config.resident else (Part.BEFORE, Part.LOOP)
+    tiles = [Tile(rows, spec.tile_d, bits, 2 if config.queries_ahead else 1, where)]
     columns_of: tuple[int, ...] = (spec.tile_d, spec.tile_dv)
     stages = config.stages
     if spec.scaled:  # float8 as it came
@@ -253,12 +254,14 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
     config = replace(config, own_keys=hopper is not None and _has_own_keys(config, spec))
     if hopper is not None and _may_persist(config, spec):
         lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
+        ahead = replace(lasting, queries_ahead=True)
+        ahead = ahead if footprint(ahead, spec, bulk=True).fits(machine.target) else lasting
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
-            return replace(lasting, paired=True, rounds_by_length=rounds)
+            return replace(lasting if rounds else ahead, paired=True, rounds_by_length=rounds)
         if _runs_in_order(config, spec, problem, machine):
-            return replace(lasting, in_order=True)
+            return replace(ahead, in_order=True)
         if _is_persistent(config, spec, problem, machine):
-            return lasting
+            return ahead
     return config
 
 
