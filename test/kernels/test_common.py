@@ -18,7 +18,7 @@ from torch_tile.kernels.common import Machine, entry_function, vector_of, view_a
 from torch_tile.kernels.gemm.dequant import dequant_gemm
 from torch_tile.kernels.gemm.gemm import gemm
 from torch_tile.kernels.mla.decode import mla_decode
-from torch_tile.kernels.norm.norm import layer_norm, rms_norm
+from torch_tile.kernels.norm.norm import add_rms_norm, layer_norm
 from torch_tile.kernels.norm.softmax import softmax
 
 GPU = Machine(Target("cuda", 90), 132)
@@ -105,7 +105,7 @@ def tensors(dtype):
             mla_decode,
             {**queries, "kv": x(4, 64, 64), "k_pe": x(4, 64, 16), "block_table": table, "seq_lens": lens},
         ),
-        "rms_norm": (rms_norm, {"x": x(5, 256), "weight": x(256), "residual": x(5, 256)}),
+        "add_rms_norm": (add_rms_norm, {"x": x(5, 256), "residual": x(5, 256), "weight": x(256)}),
         "layer_norm": (layer_norm, {"x": x(5, 256), "weight": x(256), "bias": x(256, dtype=torch.float32)}),
         "softmax": (lambda x: softmax(x, -1, torch.float32), {"x": x(3, 5, 256)}),
     }
