@@ -213,8 +213,9 @@ def test_an_input_that_requires_gradients_is_refused():
         ),
         (lambda x: raised(64)(x, 1.0), "argument `A` of kernel requires gradients, and the kernel writes it, which"),
         (lambda x: copied(64)(torch.ones(64), x), "argument `B` of kernel requires gradients, and the kernel writes"),
+        (lambda x: copied(64)(x, x.clone()), "argument `B` of kernel requires gradients, and the kernel writes"),
     ],
-    ids=["read", "eager style", "changed", "only written"],
+    ids=["read", "eager style", "changed", "only written", "read and written"],
 )
 def test_no_call_loses_a_gradient(call, words, compiled):
     run = torch.compile(call, fullgraph=True, backend="eager") if compiled else call

@@ -260,22 +260,24 @@ def lacking_gradient(kernel: JITKernel, args: Sequence[Any]) -> str:
     Raises LaunchError for an argument that the kernel writes, unless files of TileLang's are served (tolerance.py).
     Calls below autograd, as those of operators and of torch.autograd.Function, have a gradient from elsewhere.
     """
-    found = next((n for n, value in enumerate(args) if getattr(value, "requires_grad", False)), None)
-    if found is None:  # what follows would cost each call 2 us
+    wanted = [n for n, value in enumerate(args) if getattr(value, "requires_grad", False)]
+    if not wanted:  # what follows would cost each call 2 us
         return ""
     import torch
 
     given = kernel.launcher.binding.given
     below = torch._C.DispatchKey.AutogradFunctionality
-    if found >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
+    if wanted[0] >= len(given) or torch._C._dispatch_tls_is_dispatch_key_excluded(below):
         return ""
-    param = given[found]
-    name, rest = f"argument `{param.name}` of {kernel.__name__}", "pass .detach(), or call it under torch.no_grad()"
-    if any(param is kernel.program.params[n] for n in written_params(kernel.lowered)):
-        text = f"{name} requires gradients, and the kernel writes it, which autograd cannot see: {rest}"
-        if not tolerant():
-            raise LaunchError(text)
-        return text
+    rest, params = "pass .detach(), or call it under torch.no_grad()", [given[n] for n in wanted if n < len(given)]
+    for written in (kernel.program.params[n] for n in written_params(kernel.lowered)):
+        if any(param is written for param in params):
+            text = f"argument `{written.name}` of {kernel.__name__} requires gradients, and the kernel writes it, "
+            text += f"which autograd cannot see: {rest}"
+            if not tolerant():
+                raise LaunchError(text)
+            return text
+    name = f"argument `{params[0].name}` of {kernel.__name__}"
     fix = f"give it one by torch_tile.custom_op(kernel, backward=...), {rest}"
     return f"{name} requires gradients, and the kernel has none: {fix}"
 
