@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -79,7 +78,6 @@ if TYPE_CHECKING:
 
 __path__: list[str] = []  # TileLang's module of this name has modules inside: compat
 
-_PACKAGE = str(Path(__file__).parent)
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
@@ -239,7 +237,7 @@ def warn_of_results(program: Program, out_idx: Sequence[int], strict: bool) -> N
     found = unwritten_results(program, out_idx)
     if found and strict:
         raise TileError(*found)
-    is_ours = any(kernel.span is not None and kernel.span.file.startswith(_PACKAGE) for kernel in program.kernels)
+    is_ours = any(kernel.span is not None and kernel.span.is_of_library for kernel in program.kernels)
     warn_of([*found, *(() if is_ours else unused_parameters(program, out_idx))])
 
 

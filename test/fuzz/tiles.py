@@ -377,8 +377,9 @@ class Tiles(Choices):
         return Line(text, f"write({b.reference}, read({a.reference}))")
 
     def name_of(self, part):
-        """The whole buffer by its name, at times."""
-        if part.extents == list(part.buffer.shape) and not part.steps and self.chance(0.6):
+        """The whole buffer by its name, at times. The compiler drops no dimension of 1 whose size a call brings."""
+        unknown = any(isinstance(n, str) and e == 1 for n, e in zip(part.buffer.sizes, part.extents, strict=False))
+        if part.extents == list(part.buffer.shape) and not part.steps and self.chance(0.6) and not unknown:
             return part.buffer.name
         return part.text
 

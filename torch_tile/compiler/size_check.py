@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from torch_tile.diagnostics.kernel_warnings import warn_of
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.stmt import Program, dimensions
 
 MOST_SIZES = 8  # of one kernel, whose calls are looked at
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class SizeCheck:
@@ -22,7 +20,7 @@ class SizeCheck:
         self.dims = dimensions(program)
         self.seen: set[tuple[Scalar | None, ...]] = set()
         spans = [kernel.span for kernel in program.kernels]
-        is_ours = any(span is None or span.file.startswith(_PACKAGE) for span in spans)
+        is_ours = any(span is None or span.is_of_library for span in spans)
         self.is_done = is_ours or not (out_idx or self.dims)
 
     def __call__(self, sizes: Mapping[Var, Scalar]) -> None:

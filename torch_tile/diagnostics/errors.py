@@ -8,13 +8,17 @@ types. Every message an author can meet stands in `CATALOGUE`; the key is the st
 from __future__ import annotations
 
 import linecache
+import os
 import string
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 
 from torch_tile.diagnostics.catalog import CATALOGUE
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class Span:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column + 1}"
+
+    @property
+    def is_of_library(self) -> bool:
+        """Return whether the place is in torch_tile itself, whose kernels and macros no user changes."""
+        return self.file.startswith(_PACKAGE)
 
     @property
     def place(self) -> str:

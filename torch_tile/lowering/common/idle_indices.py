@@ -21,8 +21,12 @@ from torch_tile.tileop.uses import writes_of
 
 
 def idle_indices(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each block index that nothing names, and for each copy that a loop repeats."""
-    return [found for kernel in program.kernels for found in (*_idle_blocks(kernel), *_repeated_copies(kernel))]
+    """Return a diagnostic for each block index that nothing names, and for each copy that a loop repeats.
+
+    The library's own lines are left out: one text serves tensors that have the index, and those that do not.
+    """
+    found = (each for kernel in program.kernels for each in (*_idle_blocks(kernel), *_repeated_copies(kernel)))
+    return [each for each in found if each.span is None or not each.span.is_of_library]
 
 
 def _idle_blocks(kernel: Kernel) -> Iterator[Diagnostic]:

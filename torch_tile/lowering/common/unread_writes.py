@@ -9,7 +9,6 @@ lines are left alone: options of a kernel may leave them unread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set as AbstractSet
-from pathlib import Path
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
@@ -20,8 +19,6 @@ from torch_tile.ir.stmt import Block, For, If, Kernel, Program, Role, Stmt, Stor
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.uses import uses
-
-_PACKAGE = str(Path(__file__).parents[2])
 
 
 def unread_writes(program: Program) -> list[Diagnostic]:
@@ -54,7 +51,7 @@ class _Needed:
                 or node.span in lines
                 or isinstance(node, Fill)
                 or node.span is None
-                or node.span.file.startswith(_PACKAGE)  # a macro of ours, whose caller reads a part
+                or node.span.is_of_library  # a macro of ours, whose caller reads a part
             ):
                 continue
             for buffer in written - seen:
