@@ -25,7 +25,7 @@ SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
 ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
-MANY_CASES = 4  # of a test function, from which on a sample holds a quarter of them, not half
+SHARES = {1: 2, 4: 4, 24: 8}  # number of cases of a test function -> one of so many is in a sample
 SAMPLE = Path(__file__).parents[1] / ".ci" / "sample"  # the number of the sample, raised by each landing
 SAMPLED = {  # one value of these in a sample, others of the same parameters always
     "way": ("cuda:sm_80", "cuda:sm_90a", "text"),
@@ -116,7 +116,7 @@ def _is_drawn(item: pytest.Item) -> bool:
 def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
     """The tests of a session: all of a few, a sample of the whole suite and of all cubins.
 
-    The samples of twelve numbers in a row hold every test.
+    The samples of twenty-four numbers in a row hold every test.
     """
     whole = len(items) > WHOLE_SUITE
     if not whole and sum("chip" in _params(item) for item in items) <= ALL_CUBINS:
@@ -130,11 +130,11 @@ def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _is_kept(item: pytest.Item, cases: int) -> bool:
     """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/ or are
-    marked, by turns half of the others, and a quarter of many cases.
+    marked, and by turns a share of the others.
     """
     if item.path.parent == Path(__file__).parent or item.get_closest_marker("every_sample"):
         return True
-    return _turn(item.nodeid, 4 if cases >= MANY_CASES else 2) == 0
+    return _turn(item.nodeid, max(share for least, share in SHARES.items() if cases >= least)) == 0
 
 
 def pytest_collection_finish() -> None:
