@@ -100,7 +100,7 @@ _LAZY = {
 
 
 class _Counterparts:
-    """An import finder, the last that Python asks: TileLang's modules have their names here, too."""
+    """An import finder that serves modules of TileLang by their names under torch_tile. Python asks it last."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

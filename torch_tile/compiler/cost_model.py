@@ -204,7 +204,7 @@ class WorkCounter:
             self.loop(node, times)
         elif isinstance(node, If):
             self.scalars(node.condition, times)
-            holds = _value_of(node.condition, self.values)
+            holds = _known_value(node.condition, self.values)
             if holds is None or holds:
                 self.visit(node.then, times)
             if not holds:
@@ -243,7 +243,7 @@ class WorkCounter:
 
     def bind(self, var: Var, value: Expr) -> None:
         """Remember a name's value if it follows from known values."""
-        found = _value_of(value, self.values)
+        found = _known_value(value, self.values)
         if found is not None:
             self.values[var] = found
 
@@ -308,7 +308,7 @@ def _bytes(tile: Buffer) -> int:
     return math.prod(tile.static_shape or (1,)) * tile.dtype.bits // 8
 
 
-def _value_of(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
+def _known_value(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
     """Return an expression's value, or None where it does not follow from `values`."""
     try:
         return evaluate(expr, values)
@@ -318,5 +318,5 @@ def _value_of(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
 
 def number(expr: Expr, values: Mapping[Var, Scalar], otherwise: int) -> int:
     """Evaluate an integer expression, or return `otherwise`."""
-    found = _value_of(expr, values)
+    found = _known_value(expr, values)
     return otherwise if found is None else int(found)

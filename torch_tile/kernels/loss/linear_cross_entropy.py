@@ -43,7 +43,7 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.linear_cross_entropy` in plain torch. Takes the arguments of `LinearCrossEntropyArgs`."""
     args: LinearCrossEntropyArgs[torch.Tensor] = LinearCrossEntropyArgs(*given, **named)
     logits, _ = linear_logits(args.hidden, args.weight, args.bias, args.softcap)
-    return rows.loss_reference(logits, args.target, *_options(args))
+    return rows.loss_reference(logits, args.target, *_loss_options(args))
 
 
 def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,11 +51,11 @@ def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.
     args: LinearCrossEntropyGradientsArgs[torch.Tensor] = LinearCrossEntropyGradientsArgs(*given, **named)
     grad, hidden, weight, bias = args.grad, args.hidden, args.weight, args.bias
     logits, cap_slope = linear_logits(hidden, weight, bias, args.softcap)
-    loss, lse = rows.loss_reference(logits, args.target, *_options(args))
+    loss, lse = rows.loss_reference(logits, args.target, *_loss_options(args))
     if isinstance(weight.shape[0], int) and weight.shape[0] == 0:
         slope = torch.zeros_like(logits)
     else:
-        slope, _ = rows.logit_slopes(logits, args.target, lse, *_options(args))
+        slope, _ = rows.logit_slopes(logits, args.target, lse, *_loss_options(args))
     slope = grad.to(slope.dtype)[..., None] * (slope if cap_slope is None else slope * cap_slope)
     flat, x = (y.flatten(0, -2) if y.dim() > 1 else y[None] for y in (slope, hidden.to(slope.dtype)))
     nothing = hidden.new_empty(0)
@@ -65,7 +65,7 @@ def gradients_reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.
     return (grad * loss).sum(), dhidden, dweight, dbias
 
 
-def _options(args: Any) -> tuple[torch.Tensor | None, int, float, float]:
+def _loss_options(args: Any) -> tuple[torch.Tensor | None, int, float, float]:
     """Return the weight of each class, ignore_index, label_smoothing and z_loss."""
     return args.class_weight, args.ignore_index, args.label_smoothing, args.z_loss
 
@@ -120,7 +120,7 @@ def linear_cross_entropy(
     x, labels = as_rows(hidden), args.target.reshape(-1)
     for start, end, logits in _logits(x, weight, args.bias, args.softcap, chunk):
         part = slice(start, end)
-        rows.cross_entropy(logits, labels[part], *_options(args), loss=loss.view(-1)[part], lse=lse.view(-1)[part])
+        rows.cross_entropy(logits, labels[part], *_loss_options(args), loss=loss.view(-1)[part], lse=lse.view(-1)[part])
     return True
 
 
@@ -155,7 +155,7 @@ def linear_cross_entropy_gradients(
     column_sums = loss.new_empty(weight.shape[:1]) if bias is not None and of_weight else None
     for start, end, logits in _logits(x, weight, bias, args.softcap, chunk):
         part = slice(start, end)
-        rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_options(args), args.softcap)
+        rows.loss_and_gradient(factors[part], logits, labels[part], losses[part], *_loss_options(args), args.softcap)
         if of_hidden:
             gemm(logits, [weight], [], "", "", dhidden.dtype, out=dhidden.view(x.shape)[part])
         if of_weight:  # added to what the chunks before left, on a GPU by the stores if it is 16 bits wide

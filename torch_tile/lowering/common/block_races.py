@@ -120,7 +120,7 @@ class _OfBlocks(Rewriter):
 
     def visit_Store(self, node: Store) -> Stmt:
         """Look at the write of an element."""
-        self._write(node, node.buffer, node.indices, [node.value])
+        self._check_write(node, node.buffer, node.indices, [node.value])
         return node
 
     def visit_RegisteredOp(self, node: RegisteredOp) -> Stmt:
@@ -128,7 +128,7 @@ class _OfBlocks(Rewriter):
         reads, writes = node.accesses()
         values = [*reads, *(e for e in vars(node).values() if isinstance(e, Expr))]
         for region in writes:
-            self._write(node, region.buffer, region.starts, values)
+            self._check_write(node, region.buffer, region.starts, values)
         return node
 
     def _within(self, outer: Sequence[Expr], node: Stmt, *bodies: Stmt) -> Stmt:
@@ -141,7 +141,7 @@ class _OfBlocks(Rewriter):
         self.around, self.is_read_around = before
         return node
 
-    def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
+    def _check_write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
         """Follow a value into a tile, or report its store to memory that all blocks or iterations share."""
         own, apart = self.index_bits(*values), self.around | self.index_bits(*place)
         if not self.is_of_all(buffer):
@@ -174,10 +174,10 @@ class _OfClears(_OfBlocks):
         """Pass by the sums themselves."""
         return node if isinstance(node, Atomic) else super().visit_RegisteredOp(node)
 
-    def _write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
+    def _check_write(self, node: Stmt, buffer: Buffer, place: Sequence[Expr], values: Sequence[Node]) -> None:
         """Report a store to a sum by all blocks of an index."""
         if buffer.scope != "global":
-            super()._write(node, buffer, place, values)
+            super()._check_write(node, buffer, place, values)
             return
         apart = self.around | self.index_bits(*place)
         idle = next((var for n, var in enumerate(self.several) if not apart & 1 << n), None)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
-from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Cast, Const, Expr, Load, Var
+from torch_tile.ir.expr import Binary, Cast, Const, Expr, Load
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.stmt import For, Kernel, Let, Program, Stmt, Store
@@ -35,13 +35,11 @@ def kept_sums(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for each sum of products that a loop stores elsewhere each time, and never begins anew."""
     found: IdMap[Buffer, Diagnostic] = IdMap()
     for outer in (loop for kernel in program.kernels for loop in find(kernel.body, For) if len(loop.vars) == 1):
-        known: dict[Var, Expr] = {}
-        for let in find(outer.body, Let):
-            known[let.var] = Substitute(known)(let.value)
+        in_full = Expand({let.var: let.value for let in find(outer.body, Let)})
         begun = IdSet(_begun(outer.body))
         sums = {op.C.buffer: op for loop in find(outer.body, For) for op in find(loop.body, Gemm) if not op.clear_accum}
         for copy in (one for one in outer.body.stmts if isinstance(one, Copy)):
-            tile, places = copy.src.buffer, map(Substitute(known), copy.dst.starts)
+            tile, places = copy.src.buffer, map(in_full, copy.dst.starts)
             is_apart = copy.dst.buffer.scope == "global" and any(outer.vars[0] in symbols(place) for place in places)
             if is_apart and tile in sums and tile not in begun:
                 index, notes = outer.vars[0].name, [(copy.span, "it is stored here")]

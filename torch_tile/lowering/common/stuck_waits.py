@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
-from torch_tile.ir.arith_util import Substitute, evaluate
+from torch_tile.ir.arith_util import Expand, evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap
@@ -76,7 +76,7 @@ def _of_kernel(kernel: Kernel) -> Diagnostic | None:
     if not waits or kernel.cluster != (1, 1, 1):
         return None
     try:
-        runners = [Runner(threads, _Walk(kernel, threads, taken).events()) for threads, taken in _groups(kernel)]
+        runners = [Runner(threads, _Events(kernel, threads, taken).events()) for threads, taken in _groups(kernel)]
     except _Unknown:
         return None
     if sum(len(runner.events) for runner in runners) > MOST_STEPS:
@@ -93,10 +93,8 @@ def _of_kernel(kernel: Kernel) -> Diagnostic | None:
 
 def _groups(kernel: Kernel) -> list[tuple[Sequence[int], IdMap[If, bool]]]:
     """Divide the threads of a block into those that do the same, with the branches that each takes."""
-    known: dict[Var, Expr] = {}
-    for let in find(kernel.body, Let):
-        known[let.var] = Substitute(known)(let.value)
-    expanded = [(node, Substitute(known)(node.condition)) for node in find(kernel.body, If) if _matters(node)]
+    in_full = Expand({let.var: let.value for let in find(kernel.body, Let)})
+    expanded = [(node, in_full(node.condition)) for node in find(kernel.body, If) if _matters(node)]
     parting = [(node, condition) for node, condition in expanded if kernel.thread in symbols(condition)]
     roles = [range(role.first, role.first + role.count) for role in find(kernel.body, Role)]
     groups: dict[tuple[bool, ...], list[int]] = {}
@@ -127,7 +125,7 @@ class _Variables(Rewriter):
         return load if found is None else const(found, load.dtype)
 
 
-class _Walk:
+class _Events:
     """Collect the waits and arrivals of some threads in order; `taken` says which branches of threads they take."""
 
     def __init__(self, kernel: Kernel, threads: Sequence[int], taken: IdMap[If, bool]) -> None:

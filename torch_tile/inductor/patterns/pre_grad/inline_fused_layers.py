@@ -97,8 +97,8 @@ def attention(
     return out.reshape(*lead, *out.shape[-2:])
 
 
-def _accept(args: Any, kwargs: Any) -> bool:
-    """Accept every call."""
+def _always(args: Any, kwargs: Any) -> bool:
+    """Accept every call, whatever its arguments."""
     return True
 
 
@@ -127,7 +127,7 @@ def _stays(node: Node) -> str:
 
 HIDING: dict[Any, tuple[Callable[[Any, Any], bool], Callable[..., Any]]] = {
     torch._transformer_encoder_layer_fwd: (_padded, encoder_layer),
-    F.multi_head_attention_forward: (_accept, F.multi_head_attention_forward),
+    F.multi_head_attention_forward: (_always, F.multi_head_attention_forward),
     F.scaled_dot_product_attention: (_is_broadcast_attention, attention),
     aten.scaled_dot_product_attention.default: (_is_broadcast_attention, attention),
 }
