@@ -128,3 +128,56 @@ def test_each_branch_of_consecutive_threads_has_barriers_of_its_own(bounds, met)
             b, c = torch.zeros(2, 128, dtype=torch.int32)
             assert not run(a, b, c)
             assert torch.equal(b, wanted) and torch.equal(c, a.flip(0) + 1)
+
+
+def handed(producer, consumer):
+    """A warp writes a number each turn, and a warpgroup reads it: `producer` and `consumer` say how each is written."""
+
+    @T.prim_func
+    def kernel(out: T.Tensor((8, 128), "int32")):
+        with T.Kernel(1, threads=256):
+            notes = T.alloc_shared((2, 4), "int32")
+            full, empty = T.alloc_barrier([32] * 2), T.alloc_barrier([128] * 2)
+            tx = T.get_thread_binding()
+
+            @T.macro
+            def produce():
+                for turn in T.serial(8):
+                    T.mbarrier_wait_parity(empty[turn % 2], turn // 2 % 2 ^ 1)
+                    if tx == 128:
+                        notes[turn % 2, 0] = turn
+                    T.mbarrier_arrive(full[turn % 2])
+
+            @T.macro
+            def consume():
+                for turn in T.serial(8):
+                    T.mbarrier_wait_parity(full[turn % 2], turn // 2 % 2)
+                    out[turn, tx] = notes[turn % 2, 0]
+                    T.mbarrier_arrive(empty[turn % 2])
+
+            if producer == "branch":
+                if tx >= 128 and tx < 160:
+                    produce()
+            else:
+                with T.ws(1):
+                    if tx < 160:
+                        produce()
+            if consumer == "branch":
+                if tx < 128:
+                    consume()
+            else:
+                with T.ws(0):
+                    consume()
+
+    return kernel
+
+
+@pytest.mark.parametrize("producer", ["branch", "role"])
+@pytest.mark.parametrize("consumer", ["branch", "role"])
+def test_no_barrier_parts_threads_that_wait_for_each_other(producer, consumer):
+    """A barrier of the block between a producer and its consumer would stop both, whichever way each is written."""
+    kernel = torch_tile.compile(handed(producer, consumer), target="cuda:sm_90a")
+    for run in (kernel.interpret, partial(emulate, kernel)):
+        out = torch.full((8, 128), -1, dtype=torch.int32)
+        assert not run(out)
+        assert torch.equal(out, torch.arange(8, dtype=torch.int32)[:, None].expand(8, 128))

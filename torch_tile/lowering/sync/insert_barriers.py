@@ -320,7 +320,8 @@ class Walk:
 
     def _place_in_role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place the barriers among the threads of a role. Accesses before all roles count; mbarriers order roles."""
-        if state.since:
+        arrivals = _mbarriers_of(role)[1] if role.by_hand else IdSet[Buffer]()
+        if not all(self._waits_for(old, arrivals) for old in state.since.values()):
             self._barrier(place, state, places)
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
@@ -354,10 +355,13 @@ class Walk:
 
     def _answers(self, old: Access, new: Access) -> bool:
         """Return whether threads of an earlier branch wait for those of a later one, by an author's mbarrier."""
-        one, other = (self.handing.get(access.origin) for access in (old, new))
-        if one is None or other is None or one is other:
-            return False
-        return any(barrier in other[1] for barrier in one[0])
+        other = self.handing.get(new.origin)
+        return other is not None and other is not self.handing.get(old.origin) and self._waits_for(old, other[1])
+
+    def _waits_for(self, old: Access, arrivals: IdSet[Buffer]) -> bool:
+        """Return whether the branch of an earlier access waits for one of these arrivals: a barrier would stop both."""
+        mbarriers = self.handing.get(old.origin)
+        return mbarriers is not None and any(barrier in arrivals for barrier in mbarriers[0])
 
     def _accesses(self, one: Stmt) -> list[Access]:
         """Return the accesses of a statement, from the cache if they are known."""
@@ -626,7 +630,7 @@ def _barrier_of(call: Call) -> Buffer:
     return place.buffer
 
 
-def _mbarriers_of(branch: If) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
+def _mbarriers_of(branch: If | Role) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
     """Return the mbarriers on which threads of a branch wait, and those that its other calls name, as arrivals do."""
     calls = [call for call in find(branch, Call) if call.args and isinstance(call.args[0], Address)]
     waits = IdSet(_barrier_of(call) for call in calls if syncs(call, Sync.WAIT, Scope.MBARRIER))
