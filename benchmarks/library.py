@@ -430,6 +430,10 @@ def _attentions() -> Iterator[Case]:
         for queries in (1, 8, 16):
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
             yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
+        if dtype in HALVES.values():
+            for size, groups in ((128, 4), (64, 16)):
+                case = _attention(dtype, size, (1, 512), groups, mask=torch.bool)
+                yield Case(f"attention {name} d{size} decode few keys", case)
     yield Case("attention fp64 d64", _attention(torch.float64, 64, causal=True))
 
 
