@@ -81,7 +81,8 @@ def test_pages(page, keys, engine, problems, check):
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
-def test_hidden_keys(engine, problems, check):
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_hidden_keys(cluster, engine, problems, check):
     """Rows that see no key of a block, and rows that see none at all."""
     q, k, v = (
         problems.tensor(1, h, n, 64, dtype=torch.float16, layout="dense") for h, n in ((4, 1), (1, 200), (1, 200))
@@ -89,21 +90,26 @@ def test_hidden_keys(engine, problems, check):
     mask = torch.zeros(1, 4, 1, 200, dtype=torch.bool)
     mask[0, 1, 0, 77] = mask[0, 2, 0, :64] = mask[0, 3, 0, 199] = True
     args = AttentionArgs(q, k, v, mask)
-    (out, lse), want = results(args, Tiling()), reference(q.double(), k.double(), v.double(), mask)
+    (out, lse), want = results(args, Tiling(cluster=cluster)), reference(q.double(), k.double(), v.double(), mask)
     check(out, want[0], "out", torch.float16)
     assert not out[0, 0].any() and lse[0, 0, 0] == -math.inf
     check(lse[:, 1:], want[1][:, 1:], "lse", torch.float16)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
-@pytest.mark.parametrize("exponent", [4, 12])
-def test_large_scores(exponent, engine, problems, check):
+@pytest.mark.parametrize("exponent, cluster", [(4, 1), (12, 1), (12, 4)])
+def test_large_scores(exponent, cluster, engine, problems, check):
     """The largest score has all the weight, in whichever block it is."""
     q, k, v = (
         problems.tensor(1, h, n, 64, dtype=torch.bfloat16, layout="dense") for h, n in ((2, 1), (1, 140), (1, 140))
     )
     args = AttentionArgs(q * 2.0**exponent, k * 2.0**exponent, v)
-    check(results(args, Tiling())[0], reference(*(x.double() for x in args[:3]))[0], f"2 ** {exponent}", torch.bfloat16)
+    check(
+        results(args, Tiling(cluster=cluster))[0],
+        reference(*(x.double() for x in args[:3]))[0],
+        f"2 ** {exponent}",
+        torch.bfloat16,
+    )
 
 
 def test_slots_are_a_permutation_of_columns():
