@@ -20,7 +20,7 @@ from torch_tile.kernels.attention.operands import Rows, prepare_operands
 from torch_tile.kernels.attention.sequences import Given, clear_past, page_of
 from torch_tile.kernels.attention.softmax import base_of, factor_of
 from torch_tile.kernels.common import LOG2_E, Machine, strided, typical
-from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
@@ -248,11 +248,11 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
 
 
 def footprint(tiling: Tiling, spec: Spec, bulk: bool) -> Footprint:
-    """Compute the shared memory of values and exchanged weights."""
-    bits = 8 * spec.dtype.itemsize
-    tiles = [Tile(tiling.keys, spec.tile_dv, bits), Tile(tiling.rows, tiling.keys, bits)]
+    """Compute the shared memory of values, exchanged weights, and parts that a cluster joins."""
+    bits, alive = 8 * spec.dtype.itemsize, (Part.BEFORE,)
+    tiles = [Tile(tiling.keys, spec.tile_dv, bits, parts=alive), Tile(tiling.rows, tiling.keys, bits, parts=alive)]
     if tiling.cluster > 1:
-        tiles.append(Tile(tiling.rows, spec.tile_dv, 32))
+        tiles.append(Tile(tiling.rows, spec.tile_dv, 32, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)
 
 
