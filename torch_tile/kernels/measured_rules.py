@@ -176,7 +176,7 @@ RULES = (
          {"keys": 128, "cluster": 8}, _SHORT_CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 2)),
          {"keys": 128}, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 4)),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 4), ("masked", "==", 1)),
          {"keys": 128}, _SHORT_CACHES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.
     Rule("attention_backward.shared_sm", "has_wgmma", (("width", "<=", 64),), True, _NARROW),

@@ -265,7 +265,8 @@ def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
         return None
     tiling, size = Tiling(rows=8 if problem.rows <= 8 else 16), typical(problem)
     tiles = size.heads * -(-size.keys // tiling.keys) / machine.num_sms
-    found = verdict("attention.few_keys", machine.target, None, tiles_per_sm=tiles, keys=size.keys)
+    quantities = {"tiles_per_sm": tiles, "keys": size.keys, "masked": bool(spec.operands)}
+    found = verdict("attention.few_keys", machine.target, None, **quantities)
     if found is None:
         return None
     tiling = replace(tiling, **found)
