@@ -431,9 +431,9 @@ def _attentions() -> Iterator[Case]:
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
             yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
         if dtype in HALVES.values():
-            for size, groups in ((128, 4), (64, 16)):
-                case = _attention(dtype, size, (1, 512), groups, mask=torch.bool)
-                yield Case(f"attention {name} d{size} decode few keys", case)
+            for keys in (512, 1000):
+                few = _attention(dtype, 128, (1, keys), 4, mask=torch.bool)
+                yield Case(f"attention {name} decode few keys {keys}", few)
     yield Case("attention fp64 d64", _attention(torch.float64, 64, causal=True))
 
 

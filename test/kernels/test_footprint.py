@@ -13,7 +13,7 @@ from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.node import find
 from torch_tile.jit import JITFunction, compile_program
 from torch_tile.kernel import JITKernel
-from torch_tile.kernels.attention import backward, few_keys, tiling as attention
+from torch_tile.kernels.attention import backward, tiling as attention
 from torch_tile.kernels.common import compute_dtype, machine_of
 from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
@@ -85,7 +85,6 @@ FOOTPRINTS = {
     "int8_rows_gemm": int8_rows.footprint,
     "int8_row_gemm": int8_rows.row_footprint,
     "attention": attention.footprint,
-    "few_keys_attention": few_keys.footprint,
     "combine": lambda dtype, part_dtype, latent, sharing, bulk: sharing.footprint(part_dtype, latent),
     "query_gradients": lambda config, spec, bulk: backward.footprint(config, spec, ("dq",), bulk),
     "key_gradients": lambda config, spec, outputs, bulk: backward.footprint(config, spec, outputs, bulk),
@@ -98,6 +97,7 @@ FIXED = (
     "cross_entropy_in_place",
     "index_scores",
     "delta_",
+    "few_keys_attention",
     "finish_sums",
     "fused_gradients",
     "gated_delta_rule",

@@ -170,6 +170,9 @@ RULES = (
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # The tiling for few queries whose keys are loaded at once, by tiles of 64 keys. Where clusters hold all keys, they
     # join their parts themselves.
+    Rule("attention.few_keys", "has_wgmma", (("rows", ">", 8),), None, _SHORT_CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("width", "<", 128),), None, _SHORT_CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("page", ">", 0),), None, _SHORT_CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 1)),
          {"cluster": 8}, _SHORT_CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 1)),

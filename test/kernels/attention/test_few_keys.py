@@ -128,7 +128,6 @@ def test_chosen_where_it_computes_a_call():
     masked = replace(SPEC, mask=Operand("k", torch.bool, aligned=True))
     found = tiling_for(SPEC, ONE, HOPPER)
     assert found == tiling_for(masked, ONE, HOPPER) and found.cluster * found.keys >= ONE.keys
-    assert tiling_for(SPEC, replace(ONE, rows=9, groups=9), HOPPER).rows == 16
     refused = (
         {"causal": True}, {"windowed": True}, {"score": "s=tanh(acc0);ret s"}, {"exact": False}, {"vector": 1},
         {"dtype": torch.float32}, {"tile_d": 80}, {"tile_dv": 96}, {"tile_d": 256}, {"scaled": True},
@@ -138,8 +137,9 @@ def test_chosen_where_it_computes_a_call():
     assert tiling_for(SPEC, replace(ONE, keys=1 << 20), HOPPER) is None
     assert tiling_for(SPEC, replace(ONE, heads=512), HOPPER) is None
     assert tiling_for(SPEC, ONE, AMPERE) is None  # not measured there
-    paged_one = replace(SPEC, causal=True, layout=Layout(page=64))
-    assert tiling_for(paged_one, ONE, HOPPER) and tiling_for(paged_one, replace(ONE, rows=8), HOPPER) is None
+    for other in ({"layout": Layout(page=64)}, {"tile_d": 64, "tile_dv": 64}):  # computed, and not measured
+        assert tiling_for(replace(SPEC, **other), ONE, HOPPER) is None
+    assert tiling_for(SPEC, replace(ONE, rows=9, groups=9), HOPPER) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from torch_tile.kernels.attention.operands import Rows, prepare_operands
 from torch_tile.kernels.attention.sequences import Given, clear_past, page_of
 from torch_tile.kernels.attention.softmax import base_of, factor_of
 from torch_tile.kernels.common import LOG2_E, Machine, strided, typical
-from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
@@ -158,45 +157,45 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
     ):
         blocks = count if count > 1 else splits
         with T.Kernel(blocks, kv_heads, batch, threads=tiling.threads, cluster_dims=count) as (split, head, sequence):
-            T.pdl_trigger()
+            if count == 1:
+                T.pdl_trigger()
             first = T.min(split, MOST_SPLITS) * keys
             k_lines = T.alloc_fragment((keys, d), spec.dtype)
             q_lines = T.alloc_fragment((rows, d), spec.dtype)
             T.annotate_layout({k_lines: tiling.key_lines(d), q_lines: tiling.query_lines(d)})
+            q_tile = T.alloc_shared((rows, d), spec.dtype)
             v_tile = T.alloc_shared((keys, dv), spec.dtype)
             given = Given(spec.layout, others[len(spec.operands) :])
             present = given.paged_keys(sequence) if page else kv_len
             here = Rows(0, length, q_len, True, sequence, head, 0, 1)
-            mask = []
-            for x in prepare_operands(spec.operands, others[: len(spec.operands)], (rows, keys), False, here):
-                elements = T.alloc_fragment((keys, rows), x.spec.stored)
-                for j, i in T.Parallel(keys, rows):
-                    elements[j, i] = x.element(here, i, j, first)
-                mask.append(elements)
             if page:
                 for j, c in T.Parallel(keys, d):
                     number = page_of(given, k, sequence, (first + j) // page)
                     k_lines[j, c] = k[number, head, (first + j) % page, c]
             else:
                 T.copy(k[sequence, head, first, 0], k_lines)
-            T.copy(q[sequence, head, 0, 0], q_lines)
-            zero = T.alloc_shared((1,), accum)
-            T.clear(zero)
+            T.async_copy(q[sequence, head, 0, 0], q_tile)
             each = min(page, keys) or keys
             for n in tuple(range(keys // each)):
                 slab = page_of(given, v, sequence, (first + n * each) // page) if page else sequence
                 row = (first + n * each) % page if page else first
                 T.async_copy(v[slab, head, row, 0], v_tile[n * each : (n + 1) * each, :])
-            # A zero behind a barrier: no compiler moves products, which wait, before the loads of values.
-            scores = T.alloc_fragment((keys, rows), accum)
-            for j, i in T.Parallel(keys, rows):
-                scores[j, i] = zero[0]
+            mask = []
+            for x in prepare_operands(spec.operands, others[: len(spec.operands)], (rows, keys), False, here):
+                elements = T.alloc_fragment((keys, rows), x.spec.stored)
+                for j, i in T.Parallel(keys, rows):
+                    elements[j, i] = x.element(here, i, j, first)
+                mask.append(elements)
 
+            # Products wait for the queries in shared memory. So no compiler moves them before the loads of values.
+            T.ptx_wait_group(keys // each)
+            T.copy(q_tile, q_lines)
             keys_by_slot, queries = (T.alloc_fragment(x.shape, spec.dtype) for x in (k_lines, q_lines))
             for source, operand in ((k_lines, keys_by_slot), (q_lines, queries)):
                 for i, c in T.Parallel(*source.shape):
                     operand[i, c] = source[i, column_of(c)]
-            T.gemm(keys_by_slot, queries, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            scores = T.alloc_fragment((keys, rows), accum)
+            T.gemm(keys_by_slot, queries, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
             unit = spec.unit(scale)
             scale_log2 = unit * LOG2_E
             for j, i in T.Parallel(keys, rows):
@@ -247,15 +246,6 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
     return few_keys_attention
 
 
-def footprint(tiling: Tiling, spec: Spec, bulk: bool) -> Footprint:
-    """Compute the shared memory of values, exchanged weights, and parts that a cluster joins."""
-    bits, alive = 8 * spec.dtype.itemsize, (Part.BEFORE,)
-    tiles = [Tile(tiling.keys, spec.tile_dv, bits, parts=alive), Tile(tiling.rows, tiling.keys, bits, parts=alive)]
-    if tiling.cluster > 1:
-        tiles.append(Tile(tiling.rows, spec.tile_dv, 32, parts=(Part.LEAVING,)))
-    return Footprint(tuple(tiles), bulk)
-
-
 WIDEST = 128  # columns whose keys a thread holds
 
 
@@ -266,6 +256,7 @@ def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
     tiling, size = Tiling(rows=8 if problem.rows <= 8 else 16), typical(problem)
     tiles = size.heads * -(-size.keys // tiling.keys) / machine.num_sms
     quantities = {"tiles_per_sm": tiles, "keys": size.keys, "masked": bool(spec.operands)}
+    quantities |= {"rows": problem.rows, "width": min(spec.tile_d, spec.tile_dv), "page": spec.layout.page}
     found = verdict("attention.few_keys", machine.target, None, **quantities)
     if found is None:
         return None
@@ -277,9 +268,8 @@ def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
 
 def _computes(spec: Spec, tiling: Tiling, problem: Problem, machine: Machine) -> bool:
     """Return whether this kernel computes a problem: of few rows that see all keys, but for a mask in memory."""
-    sees_all = not spec.causal or (
-        spec.layout.page > 0 and problem.rows == problem.groups
-    )  # one query, behind all keys
+    one_behind_all = spec.layout.page > 0 and problem.rows == problem.groups  # one query, at the end of its pages
+    sees_all = not spec.causal or one_behind_all
     plain = sees_all and not (spec.windowed or spec.score or spec.lists or spec.scaled or spec.layout.ragged)
     widths = spec.tile_d % LINE == 0 and spec.tile_dv % (tiling.warps * MMA_ROWS) == 0
     narrow = max(spec.tile_d, spec.tile_dv) <= WIDEST
