@@ -97,6 +97,7 @@ FIXED = (
     "cross_entropy_in_place",
     "index_scores",
     "delta_",
+    "few_keys_attention",
     "finish_sums",
     "fused_gradients",
     "gated_delta_rule",

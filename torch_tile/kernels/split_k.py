@@ -220,7 +220,8 @@ def combine_parts(
 ) -> None:
     """Combine parts `[splits, ..., width]` and `[splits, ...]` into `out`, dense in some order, and `lse`."""
     splits, width = part.shape[0], part.shape[-1]
-    sharing = sharing_of(splits, width * part.dtype.itemsize)
+    likely = splits.node.hint if isinstance(splits, torch.SymInt) else splits
+    sharing = sharing_of(likely, width * part.dtype.itemsize)
     machine.kernel(combine)(out.dtype, part.dtype, width, sharing)(
         part.view(splits, -1, width), part_lse.view(splits, -1), out, lse.view(-1)
     )

@@ -8,6 +8,7 @@ arguments.py), lse is contiguous.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.block_lists import Listed
+from torch_tile.kernels.attention.few_keys import Tiling, few_keys_attention, tiling_for
 from torch_tile.kernels.attention.operands import Rows, load, prepare_operands
 from torch_tile.kernels.attention.scaled_keys import (
     E4M3,
@@ -395,10 +397,12 @@ def attention(
     args: AttentionArgs[torch.Tensor],
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    config: Config | None = None,
+    config: Config | Tiling | None = None,
     splits: int = 0,
 ) -> bool:
-    """Compute attention as `reference` does. `config` overrides `config_for`, and `splits` the number of splits."""
+    """Compute attention as `reference` does. `config` overrides the choice of a kernel and its tiling, and `splits` the
+    number of splits.
+    """
     return not (out if lse is None else lse).numel() or run(args, out, lse, machine_of(args.q), config, splits)
 
 
@@ -407,7 +411,7 @@ def run(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     machine: Machine,
-    config: Config | None,
+    config: Config | Tiling | None,
     splits: int,
     sequences: Sequences | None = None,
     lists: Listed | None = None,
@@ -441,9 +445,14 @@ def run(
         batch = q.shape[0]
         rows, most_keys = groups * torch.sym_max(sequences.most_queries, 1), torch.sym_max(sequences.most_keys, 1)
         problem = Problem(sequences.count * kv_heads, rows, most_keys, groups, adjacent)
-    config = config or config_for(spec, problem, machine)
+    config = config or (None if splits else tiling_for(spec, problem, machine)) or config_for(spec, problem, machine)
     if config is None:
         return False
+    if isinstance(config, Tiling):
+        given = [k, v, *operands, *(sequences.tensors(q.shape[2], 1) if sequences is not None else ())]
+        rows = q.reshape(batch, kv_heads, -1, head_dim)  # a copy, if heads that share keys are not one after the other
+        _launch_few_keys(config, spec, machine, [rows, *given], problem.keys, out, lse, (float(scale), q.shape[2]))
+        return True
     config = replace(config, packed=config.packed and not layout.ragged and lists is None)
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (batch, kv_heads, *lanes)
@@ -471,6 +480,31 @@ def run(
     kernel(grouped, k, v, *operands, parts[1], parts[0], *options)
     combine_parts(*parts, out, lse, machine)
     return True
+
+
+def _launch_few_keys(
+    config: Tiling, spec: Spec, machine: Machine, tensors: Sequence[torch.Tensor], most_keys: Any, out: torch.Tensor,
+    lse: torch.Tensor | None, options: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Launch the kernel whose blocks have one tile of keys each. Where clusters do not join these, launch a join.
+
+    `tensors` are the rows of queries `[B, Hkv, rows, D]`, keys, values, and what describes masks and sequences.
+    """
+    shape, v_dim = tensors[0].shape[:-1], out.shape[3]
+    empty = partial(out.new_empty, dtype=compute_dtype(out.dtype))
+    lse = empty(out.shape[:-1]) if lse is None else lse
+    kernel = machine.kernel(few_keys_attention)(config, spec)
+    if config.cluster > 1:
+        adjacent = _heads_are_adjacent(out, out.shape[1] // shape[1])
+        target = out if adjacent else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        kernel(*tensors, lse.view(shape), target.view(*shape, v_dim), *options)
+        if target is not out:
+            out.copy_(target)
+        return
+    part = (-(-most_keys // config.keys), *shape)
+    parts = empty((*part, v_dim)), empty(part)
+    kernel(*tensors, parts[1], parts[0], *options)
+    combine_parts(*parts, out, lse, machine)
 
 
 def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:

@@ -145,13 +145,13 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
         T.copy(x[(span.slab, head, after(span.first_key, step * keys), *columns)], tile)
     elif page % keys == 0:
         each = page // keys
-        number = _page(given, x, span, step // each)
+        number = page_of(given, x, span.sequence, step // each)
         T.copy(x[(number, head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
         numbers: list[Any] = []
         for n in tuple(range(each)):  # names, so that the table is read once, and before the first copy
-            number = _page(given, x, span, step * each + n)
+            number = page_of(given, x, span.sequence, step * each + n)
             numbers.append(number)
         for n, number in enumerate(numbers):  # each page a copy of its own, no loop
             rows = (slice(n * page, (n + 1) * page), *(slice(None) for _ in columns))
@@ -159,7 +159,7 @@ def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any)
     else:
         for j, *c in T.Parallel(*tile.shape):
             position = step * keys + j
-            tile[(j, *c)] = x[(_page(given, x, span, position // page), head, position % page, *c)]
+            tile[(j, *c)] = x[(page_of(given, x, span.sequence, position // page), head, position % page, *c)]
 
 
 def after(first: Any, number: Any) -> Any:
@@ -167,10 +167,10 @@ def after(first: Any, number: Any) -> Any:
     return number if isinstance(first, int) and first == 0 else first + number
 
 
-def _page(given: Given, x: Any, span: Span, column: Any) -> Any:
-    """Return the page number in a column of the table, clamped to pages that exist."""
+def page_of(given: Given, x: Any, sequence: Any, column: Any) -> Any:
+    """Return the page number in a column of a sequence's table, clamped to pages of `x` that exist."""
     inside = T.min(column, given.table.shape[1] - 1)
-    return T.clamp(given.table[span.sequence, inside], 0, x.shape[0] - 1)
+    return T.clamp(given.table[sequence, inside], 0, x.shape[0] - 1)
 
 
 @T.macro
@@ -236,4 +236,16 @@ class Sequences:
 
 
 DENSE = Layout()
-__all__ = ["DENSE", "END", "Given", "Layout", "Sequences", "Span", "clear_past", "dense_span", "load_keys", "plan"]
+__all__ = [
+    "DENSE",
+    "END",
+    "Given",
+    "Layout",
+    "Sequences",
+    "Span",
+    "clear_past",
+    "dense_span",
+    "load_keys",
+    "page_of",
+    "plan",
+]
