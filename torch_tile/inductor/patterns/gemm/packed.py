@@ -2,17 +2,21 @@
 """Fuse what follows products that a model calls as `tile.dequant_gemm` itself, as quantised layers do.
 
 The pointwise region behind a call becomes part of its epilogue, which has the call's own epilogue in front. Calls of
-one input with weights of one storage join, as in SwiGLU. Column parts of one call join, too.
+one input with weights of one storage join, as in SwiGLU. Column parts of one call join, too. An RMS norm of one row
+goes into the calls that read it, each of which normalises the row itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import (
+    VIEWS,
+    Miss,
     Rewrite,
     aten,
     bind,
@@ -27,12 +31,15 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.patterns.gemm import column_slices, epilogue
 from torch_tile.inductor.patterns.gemm.epilogue import PACKED
+from torch_tile.inductor.patterns.norm import fused_norm
+from torch_tile.inductor.patterns.norm.fused_norm import Norm
+from torch_tile.inductor.patterns.norm.norm import read_norm
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 
 FACTORS = "bs", "scales", "zeros"
 """Arguments that each product of a call has of its own."""
-SHARED = "bits", "high_first", "offset", "format"
+SHARED = "bits", "high_first", "offset", "format", "norm_weight", "norm_eps"
 
 
 class CallsWriter(epilogue.Writer):
@@ -128,3 +135,61 @@ def _stored_alike(x: Node, y: Node) -> bool:
     """Return whether two matrices have one dtype, shape and order of dimensions."""
     strides = zip(val(x).stride(), val(y).stride(), strict=True)
     return dtype(x) == dtype(y) and same_shape(shape(x), shape(y)) and all(known(s == t) for s, t in strides)
+
+
+@family("dequant", "post_grad", 507)
+def take_norms(context: Context) -> None:
+    """Put every RMS norm of one row into the calls that read it, if nothing else does."""
+    for node in list(context.graph.nodes):
+        norm = _norm_of(node) if node.users else None
+        calls = [] if norm is None else _readers(norm)
+        if norm is not None and calls:
+            _take_norm(context, norm, calls)
+
+
+def _norm_of(node: Node) -> Norm | None:
+    """Return the norm that a captured operator stands for, or that is written out around a root; else None."""
+    if not is_call(node, aten.rsqrt.default):
+        return fused_norm.norm_of(node)
+    with contextlib.suppress(Miss):
+        return read_norm(node)
+    return None
+
+
+def _readers(norm: Norm) -> list[Node]:
+    """Return the calls that read a norm, in order. They must be its only readers, and able to compute it."""
+    plain = not norm.centred and norm.factor == 1 and norm.offset == 0 and norm.bias is None
+    if not plain or dtype(norm.x) != dtype(norm.out):
+        return []
+    readers, calls = [norm.out], list[Node]()
+    for reader in readers:  # grows meanwhile
+        for user in reader.users:
+            if is_call(user, *VIEWS):
+                readers.append(user)
+            elif is_call(user, *PACKED) and user.all_input_nodes.count(reader) == 1 and user.args[0] is reader:
+                calls.append(user)
+            else:
+                return []
+    one_row = all(known(shape(call.args[0])[0] == 1) for call in calls)
+    taken = any(call_of(call).norm_eps is not None for call in calls)
+    position = ordered(norm.out.graph)
+    calls.sort(key=position.__getitem__)
+    others = (x for call in calls for x in call.all_input_nodes if x is not call.args[0])
+    early = all(position[x] < position[calls[0]] for x in others)
+    return calls if one_row and early and not taken else []
+
+
+def _take_norm(context: Context, norm: Norm, calls: list[Node]) -> None:
+    """Replace calls of a norm by calls of its input."""
+    rewrite = Rewrite(calls[0])
+    a = rewrite.reshape(norm.x, shape(calls[0].args[0]))
+    pairs = []
+    for node in calls:
+        call = call_of(node)._replace(a=a, norm_weight=norm.weight, norm_eps=norm.eps)
+        pairs.append((node, rewrite.call(PACKED[0], *call)))
+    layers = f"{len(calls)} calls, " if len(calls) > 1 else ""
+    bits = call_of(calls[0]).bits
+    what = f"tile.dequant_gemm({layers}{bits} bits in layers) with tile.rms_norm([..., {shape(a)[-1]}]) in front"
+    if context.replace(rewrite, "dequant", pairs, what, calls[0]):
+        for old, _ in pairs:
+            erase_dead(old)

@@ -139,12 +139,12 @@ def _inlines(node: Node, region: Region) -> bool:
 def match(context: Context) -> None:
     """Fuse neighbours into captured norm ops. Norms replaced by `norm.match` were already tried."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node) if node.users else None
+        norm = norm_of(node) if node.users else None
         if norm is not None and node not in context.handled:
             fuse(context, norm, node)
 
 
-def _norm_of(node: Node) -> Norm | None:
+def norm_of(node: Node) -> Norm | None:
     """Return the norm that a captured op stands for, or None."""
     if is_call(node, torch.ops.tile.layer_norm.default):
         plain = bind(node, LayerNormArgs[Any])
@@ -333,7 +333,7 @@ def _write(
 def fuse_front(context: Context) -> None:
     """Fuse layer norms with the sums in front of them that products left, modulated or not."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node) if node.users else None
+        norm = norm_of(node) if node.users else None
         if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
             fuse(context, norm, node, late=True)
 
