@@ -360,6 +360,9 @@ def _large_products() -> Iterator[Case]:
             call = _dequant_gemm(dtype, m, 16384, torch.int8, 4, 128, False, k=16384)
             yield Case(f"dequant_gemm {name} large {m}", call)
         yield Case(f"dequant_gemm {name} gated row", _dequant_gemm(dtype, 1, 14336, torch.uint8, 4, 128, False, 2))
+        for products in (1, 2):
+            call = _dequant_gemm(dtype, 1, 6144, torch.uint8, 4, 128, False, products, norm=True)
+            yield Case(f"dequant_gemm {name} norm in front {products}", call)
 
 
 def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch.dtype) -> Callable[[Make], object]:
@@ -375,7 +378,7 @@ def _table_gemm(dtype: torch.dtype, m: int, table: str, group: int, scale: torch
 
 def _dequant_gemm(
     dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1,
-    k: int = 4096,
+    k: int = 4096, norm: bool = False,
 ) -> Callable[[Make], object]:  # fmt: skip
     """Return a call of `dequant_gemm` on weights of integers or float8."""
 
@@ -386,7 +389,8 @@ def _dequant_gemm(
         zeros = [make((n, groups), torch.int8) for _ in bs] if zero else []
         text = "g=silu(acc0);y=mul(g,acc1);ret y" if products == 2 else ""
         a = make((m, k), dtype)
-        return dequant_gemm.dequant_gemm(a, bs, scales, zeros, bits, False, 0, [], "", text, dtype)
+        before = (make((k,), dtype), 1e-5) if norm else (None, None)
+        return dequant_gemm.dequant_gemm(a, bs, scales, zeros, bits, False, 0, [], "", text, dtype, "", *before)
 
     return call
 

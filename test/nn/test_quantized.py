@@ -92,3 +92,14 @@ def test_no_weight_is_rounded_that_is_not_finite(make, number: float, seed: int)
         layer.weight[N // 3, K // 2] = number
     with pytest.raises(ValueError, match=r"weight holds (NaN|an infinity); expected finite"):
         make(layer)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_one_graph_for_all_sizes(name: str, seed: int) -> None:
+    """Checks of symbolic sizes end no graph of Dynamo's."""
+    torch._dynamo.reset()
+    layer, x = LAYERS[name](), torch.randn(5, K)
+    given = (x, torch.randint(G, (5, 2)), torch.rand(5, 2)) if "experts" in name else (x,)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*given), layer(*given))

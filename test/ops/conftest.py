@@ -85,6 +85,7 @@ def dequant_gemm_samples(t: Maker) -> list[tuple]:
         (t.strided(5, 64), nibbles[:1], leaves[:1], [], 4, True, 8, [t(9)], "r", "v0=add(acc0,x0);ret v0", t.dtype),
         (t(5, 64), nibbles, leaves[:2], leaves[2:], 4, False, 3, [], "", swiglu, t.dtype),
         (t(5, 64), nibbles[:1], leaves[:1], [], 4, True, 0, [], "", "", t.dtype, "nf4"),
+        (t(5, 64), nibbles[:1], leaves[:1], [], 4, False, 8, [], "", "", t.dtype, "", t(64), 1e-5),
     ]
 
 

@@ -18,7 +18,10 @@ Size = int | torch.SymInt
 
 def require(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
     """Raise `RuntimeError(message())` unless `condition` holds."""
-    if condition is not True:
+    if torch.compiler.is_dynamo_compiling():  # which takes no message that reads a tensor, and would end the graph
+        if not condition:
+            raise RuntimeError(message())
+    elif condition is not True:
         torch._check(condition, message)
 
 

@@ -12,7 +12,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.args import DequantGemmArgs
-from torch_tile.kernels.gemm.dequant import prepare
+from torch_tile.kernels.gemm.dequant import prepare, reference
 from torch_tile.kernels.gemm.row_dequant import SLICES, config_for, fits, footprint, groups_ordered
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -54,6 +54,31 @@ def test_random_problems(scheme, count, engine, problems, check):
     row_dequant.run(spec, tensors, out, config, HOPPER)
     want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
     check(out, want, f"{n}x{k}, {count} products, {config}", scheme.a)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("weight", [None, "as a", torch.float32])
+@pytest.mark.parametrize("count", [1, 2])
+def test_norms_in_front(scheme, weight, count, engine, problems, check):
+    """The row is normalised in the kernel. Its last groups may be missing in the last step."""
+    scheme = SCHEMES[scheme]
+    n, groups = 1 + problems.size(20), 1 + problems.size(30)
+    args = product(problems, scheme, n, groups * scheme.group, count)
+    wanted = None if weight is None else scheme.a if weight == "as a" else weight
+    factors = None if wanted is None else problems.tensor(args.a.shape[1], dtype=wanted)
+    a = (args.a * problems.pick(1 / 64, 1.0, 64.0)).to(scheme.a)
+    scales = [(x / 64).to(x.dtype) for x in args.scales]  # float16 would not hold the product of two sums
+    args = args._replace(a=a, scales=scales, norm_weight=factors, norm_eps=problems.pick(1e-6, 1e-2))
+    spec, _, tensors = prepare(args, HOPPER)
+    rows, stages = problems.pick(64, 128), problems.pick(1, 2, 3)
+    config = Config(SLICES, rows, scheme.group, 2 * rows, stages, blocks=problems.pick(1, 2, 5), resident=1)
+    out = torch.full((1, n), float("nan"), dtype=scheme.a)
+    row_dequant.run(spec, tensors, out, config, HOPPER)
+    wide = args._replace(
+        a=a.double(), scales=[x.double() for x in args.scales], aux=[args.aux[0].double()], dtype=torch.float64
+    )
+    check(out, reference(*wide), f"{n} x {groups} groups, {count} products, {config}", scheme.a)
 
 
 @pytest.mark.parametrize("engine", ["text"], indirect=True)

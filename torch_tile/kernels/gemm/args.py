@@ -53,6 +53,8 @@ class DequantGemmArgs(NamedTuple, Generic[V]):
     epilogue: str
     dtype: torch.dtype
     format: str = ""
+    norm_weight: V | None = None
+    norm_eps: float | None = None
 
     @property
     def fields(self) -> tuple[int, bool, int]:
@@ -80,7 +82,7 @@ class GroupedDequantGemmArgs(NamedTuple, Generic[V]):
     @property
     def dense(self) -> DequantGemmArgs[V]:
         """Return the arguments besides the ends of groups."""
-        return DequantGemmArgs(*(getattr(self, name) for name in DequantGemmArgs._fields))
+        return DequantGemmArgs(*(getattr(self, name) for name in DequantGemmArgs._fields if name in self._fields))
 
 
 class ScaledGemmArgs(NamedTuple, Generic[V]):

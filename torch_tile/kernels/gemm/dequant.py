@@ -35,6 +35,7 @@ from torch_tile.kernels.gemm.packed import (
     LARGEST_OFFSET,
     WORD,
     Factor,
+    Norm,
     Piece,
     Problem,
     Spec,
@@ -46,6 +47,7 @@ from torch_tile.kernels.gemm.packed import (
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
+from torch_tile.kernels.norm.norm import rms_norm
 from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_of_parts
 
 
@@ -84,7 +86,16 @@ def reference(*given: Any, **named: Any) -> torch.Tensor:
     """Compute `tile.dequant_gemm` with w by `dequantize`, in float32 (float64 for float64 `a`)."""
     args: DequantGemmArgs[torch.Tensor] = DequantGemmArgs(*given, **named)
     weights = [w.mT for w in widened_matrices(args, compute_dtype(args.a.dtype))]
-    return gemm.reference(args.a, weights, args.aux, args.kinds, args.epilogue, args.dtype)
+    return gemm.reference(normalised(args), weights, args.aux, args.kinds, args.epilogue, args.dtype)
+
+
+def normalised(args: DequantGemmArgs[torch.Tensor]) -> torch.Tensor:
+    """Return a, or its RMS norm in float32 (float64 for float64 `a`) if the product has one."""
+    if args.norm_eps is None:
+        return args.a
+    a = args.a.to(compute_dtype(args.a.dtype))
+    a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + args.norm_eps)
+    return a if args.norm_weight is None else a * args.norm_weight.to(a.dtype)
 
 
 def widened_matrices(
@@ -380,6 +391,10 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
         if found is not None:
             row_dequant.run(spec, tensors, out, found, machine)
             return
+    if args.norm_eps is not None:  # other kernels take no norm: it is a kernel of its own
+        a = rms_norm(args.a, args.norm_weight, args.norm_eps, "none", 0.0, False)
+        run(args._replace(a=a, norm_weight=None, norm_eps=None), out, config)
+        return
     config = config or config_for(problem, machine)
     if config is None:
         out.copy_(reference(*args))
@@ -427,9 +442,12 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
     if words != bs[0].dtype:
         operands = [view_as(b, words) for b in operands]
     storage = Storage(words, signed, *fields, args.format, transposed, group, scale, zero, aligned)
-    spec = Spec(gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector), storage, operand)
+    product = gemm_spec.Spec(a.dtype, args.dtype, False, transposed, specs, args.epilogue, vector)
+    weight = args.norm_weight
+    norm = None if args.norm_eps is None else Norm(None if weight is None else weight.dtype, args.norm_eps)
+    spec = Spec(product, storage, operand, norm)
     problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
-    return spec, problem, [a, *operands, *scales, *zeros, *views]
+    return spec, problem, [a, *operands, *scales, *zeros, *views, *([] if weight is None else [weight])]
 
 
 def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[Spec, list[torch.Tensor]]:

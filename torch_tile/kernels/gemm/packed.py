@@ -204,12 +204,24 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """The RMS norm that a kernel applies to its row first: the dtype of its weight, None without one, and eps."""
+
+    weight: torch.dtype | None
+    eps: float
+
+
+@dataclass(frozen=True)
 class Spec:
-    """Compile-time facts of a dequantising product: its form, right operands' storage, and operands' dtype."""
+    """Compile-time facts of a dequantising product: its form, right operands' storage, and operands' dtype.
+
+    With a `norm` the row of a is normalised first.
+    """
 
     product: gemm_spec.Spec
     storage: Storage
     operand: torch.dtype
+    norm: Norm | None = None
 
     def scales_late(self, config: Config) -> bool:
         """Return whether group sums are scaled instead of weights, where registers have room for a step's sums.

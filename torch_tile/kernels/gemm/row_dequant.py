@@ -101,13 +101,17 @@ def unsigned(spec: Spec, word: Any) -> Any:
 
 
 @T.macro
-def hold(a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, threads: int) -> None:
+def hold(
+    a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, threads: int, norm: tuple[Any, Any]
+) -> None:
     """Keep the row in shared memory in the order of lanes. Each group has a power of two and a sum of its own.
 
     The power brings the group into the range of float16 without loss: its largest number is 2^14 at least. Fields in
     upper bits count 16 times, so the numbers that they meet are divided by 16. `powers` take both back. `sums` are
     those of a group times `factor`; None if nothing is taken off fields. Groups with numbers above 2^117 overflow.
+    `norm` has the weight of a norm, which multiplies the row first, and the groups' sums of squares. Each may be None.
     """
+    weight, squares = norm
     held, width = powers.shape[0] * SLICES, order.width
     groups = min(held, part_of(width, threads))
     for part in T.serial(held // groups):
@@ -119,6 +123,18 @@ def hold(a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, 
         T.copy(a[first * SLICES, 0], loaded)
         for i, c in T.Parallel(groups, width):
             wide[i, c] = loaded[i, c]
+        if squares is not None:
+            squared, of_group = T.alloc_fragment(wide.shape, "float32"), T.alloc_fragment((groups,), "float32")
+            for i, c in T.Parallel(groups, width):
+                squared[i, c] = wide[i, c] * wide[i, c]
+            T.reduce_sum(squared, of_group, dim=1)
+            for i in T.Parallel(groups):
+                squares[first * SLICES + i] = of_group[i]
+        if weight is not None:
+            factors = T.alloc_fragment((groups, width), weight.dtype)
+            T.copy(weight[first * SLICES, 0], factors)
+            for i, c in T.Parallel(groups, width):
+                wide[i, c] = wide[i, c] * T.cast(factors[i, c], "float32")
         T.reduce_absmax(wide, most, dim=1)
         if sums is not None:
             found = T.alloc_fragment((groups,), "float32")
@@ -133,6 +149,16 @@ def hold(a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, 
             ordered[i, c] = wide[i, order.column(c)] * (power[i] * T.if_then_else(c % FIELDS < 4, 1.0, 1 / 16))
         for i, s, c in T.Parallel(groups // SLICES, SLICES, width):
             row[order.place(first + i, s, c)] = ordered[i * SLICES + s, c]
+
+
+@T.macro
+def root_of(squares: Any, columns: Any, eps: float) -> Any:
+    """Return the reciprocal root of the mean of squares plus eps, from the sums of groups in shared memory."""
+    of_groups, total = (T.alloc_fragment(shape, "float32") for shape in ((1, *squares.shape), (1,)))
+    for i, g in T.Parallel(*of_groups.shape):
+        of_groups[i, g] = squares[g]
+    T.reduce_sum(of_groups, total, dim=1)
+    return T.rsqrt(total[0] / T.cast(columns, "float32") + eps)
 
 
 class Fetched:
@@ -241,7 +267,9 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
     """
     rows, storage = config.block_n // SLICES, spec.storage
     m, n, _, _, types = spec.types()
-    groups = T.dynamic("pieces")
+    groups, norm = T.dynamic("pieces"), spec.norm
+    if norm and norm.weight:
+        types = [*types, T.Tensor((groups, storage.group), norm.weight)]
 
     @T.prim_func
     def row_dequant_gemm(
@@ -251,11 +279,13 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
         with T.Kernel(config.blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(config.resident)
             start_early()
-            bs, scales, zeros, _ = spec.sort(operands)
+            weight = operands[-1] if norm and norm.weight else None
+            given = operands[:-1] if norm and norm.weight else operands
+            bs, scales, zeros, _ = spec.sort(given)
             nothing = [None] * len(bs)
-            given = zip(bs, scales or nothing, zeros or nothing, strict=True)
+            stored = zip(bs, scales or nothing, zeros or nothing, strict=True)
             words, kinds = (storage.words, storage.group // storage.fields), (storage.scale, storage.zero)
-            matrices = [Fetched(config, words, kinds, each) for each in given]
+            matrices = [Fetched(config, words, kinds, each) for each in stored]
             for matrix in matrices:
                 for number, _ in enumerate(matrix.groups):
                     matrix.fetch(number, block * rows, 0)
@@ -264,7 +294,10 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             T.annotate_layout({row: T.make_linear_layout(row)})
             less = bool(storage.zero) or excess(spec) != 0.0
             factors = [T.alloc_shared((held // SLICES, SLICES), "float32") if x else None for x in (True, less)]
-            hold(a, order, row, *factors, -1.0 if storage.zero else -excess(spec), config.threads)
+            squares = T.alloc_shared((held,), "float32") if norm else None
+            factor = -1.0 if storage.zero else -excess(spec)
+            hold(a, order, row, *factors, factor, config.threads, (weight, squares))
+            root = root_of(squares, groups * storage.group, norm.eps) if norm else None
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
                 cols = col, col + config.blocks * rows
@@ -273,7 +306,8 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
                 sums = [own_slices(product) for product in products]
                 for j in T.Parallel(rows):
                     if col + j < n:
-                        out[0, col + j] = finish(spec, [sum_[j] for sum_ in sums], operands, 0, col + j)
+                        values = [sum_[j] * root if norm else sum_[j] for sum_ in sums]
+                        out[0, col + j] = finish(spec, values, given, 0, col + j)
 
     return row_dequant_gemm
 
@@ -312,9 +346,14 @@ def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
 
 
 def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
-    """Launch the product of one row and the other operands of `dequant.prepare` into `out`."""
+    """Launch the product of one row and the other operands of `dequant.prepare` into `out`.
+
+    The weight of a norm comes last among these.
+    """
     a, *operands = tensors
     groups = a.view(-1, spec.storage.group)
+    if spec.norm and spec.norm.weight:
+        operands[-1] = operands[-1].contiguous().view(groups.shape)
     machine.kernel(row_dequant_matmul)(config, spec, groups_ordered(config, len(groups)))(groups, *operands, out)
 
 
@@ -387,6 +426,6 @@ def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> boo
 
 
 def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
-    """Compute the shared memory of the groups of a row, and of their powers and sums."""
-    less = 1 if spec.storage.zero or excess(spec) else 0
-    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(1 + less, held, 32)), bulk)
+    """Compute the shared memory of the groups of a row, and of their powers, sums and squares."""
+    factors = 1 + (1 if spec.storage.zero or excess(spec) else 0) + (1 if spec.norm else 0)
+    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(factors, held, 32)), bulk)

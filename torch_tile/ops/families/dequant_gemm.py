@@ -32,7 +32,7 @@ ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 def check_weights(op: str, args: DequantGemmArgs[Tensor], grouped: bool = False) -> None:
     """Check a and the right operands with their scales and zeros: matrices, or one of each for every group."""
-    a, bs, scales, zeros, bits, _, offset, *_, format = args
+    a, bs, scales, zeros, bits, _, offset, format = (*args[:7], args.format)
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one matrix")
     checks.check_floating(op, a=a)
     checks.check_dims(op, "a", a, 2, "[S, K]" if grouped else "[M, K]")
@@ -116,11 +116,22 @@ def supported_group(size: int) -> bool:
 
 def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
     """Check the arguments of `tile.dequant_gemm` and make its empty results."""
-    a, bs, _, _, _, _, _, aux, kinds, epilogue, dtype, _ = args
+    a, bs, aux, kinds, epilogue, dtype = args.a, args.bs, args.aux, args.kinds, args.epilogue, args.dtype
     check_weights(OP, args)
     checks.check_result_dtype(OP, dtype)
+    _check_norm(args)
     gemm.check_epilogue(OP, a, (a.shape[0],), bs[0].shape[0], len(bs), aux, kinds, epilogue)
     return a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
+
+
+def _check_norm(args: DequantGemmArgs[Tensor]) -> None:
+    """Check the weight of a norm, which comes with its eps."""
+    weight, eps = args.norm_weight, args.norm_eps
+    if weight is not None:
+        require_value(eps is not None, lambda: f"tile.{OP}: norm_weight has no norm_eps; expected a number")
+        checks.check_auxiliary(OP, "norm_weight", weight, "a", args.a)
+        checks.check_dims(OP, "norm_weight", weight, 1, "[K]")
+        checks.check_sizes(OP, "norm_weight", weight, (args.a.shape[1],), "the columns of a")
 
 
 def backward_of_weights(wide: Any, gradients: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
@@ -138,12 +149,28 @@ def backward_of_weights(wide: Any, gradients: Callable[..., Any]) -> Callable[..
         needs_a, _, needs_scales, needs_zeros = ctx.needs_input_grad[:4]
         needs = [any(needs_scales) or any(needs_zeros)] * len(bs)
         product = wide(**{**{name: getattr(args, name) for name in wide._fields}, "bs": matrices})
+        eps = getattr(args, "norm_eps", None)
+        if eps is not None:
+            product = product._replace(a=kernels("gemm.dequant").normalised(args).to(a.dtype))
+            needs_a = True
         grad_a, grads, grad_aux = gradients(product, grad, needs_a, needs)
         grad_scales, grad_zeros = of_factors(grads, shifted, scales, zeros)
         found = {"a": grad_a, "bs": [None] * len(bs), "aux": grad_aux}
+        if eps is not None:
+            found["a"], found["norm_weight"] = _of_norm(a, args.norm_weight, eps, grad_a)
         return op_gradients(type(args), **found, scales=grad_scales, zeros=grad_zeros)
 
     return backward
+
+
+def _of_norm(a: Tensor, weight: Tensor | None, eps: float, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute the gradients of a and of the norm's weight from that of the normalised a."""
+    compute = compute_dtype(a.dtype)
+    x, g = a.to(compute), grad.to(compute)
+    root = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    scaled = g if weight is None else g * weight.to(compute)
+    grad_a = root * (scaled - x * root.square() * (scaled * x).mean(-1, keepdim=True))
+    return grad_a.to(a.dtype), None if weight is None else (g * x * root).sum(0).to(weight.dtype)
 
 
 def widen(
@@ -197,6 +224,7 @@ def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
     # Words and groups of columns need not end where a shard of the columns would.
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
     inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
+    inputs += [] if args.norm_weight is None else [("k",)]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
 
 
@@ -219,6 +247,8 @@ def dequant_gemm(
     *,
     dtype: torch.dtype,
     format: str = "",
+    norm_weight: Tensor | None = None,
+    norm_eps: float | None = None,
 ) -> Tensor:
     """Compute `gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
 
@@ -246,13 +276,18 @@ def dequant_gemm(
         format: "nf4", "fp4" (both as bitsandbytes has them) or "e2m1" (of MXFP4 and NVFP4). The 4 bits of uint8 are
             then indices of the format's 16 numbers; "" for integers and float8. The scale of NVFP4's whole matrix is an
             operand of the epilogue.
+        norm_weight: `[K]`, or None: that of the norm.
+        norm_eps: with a number, the left operand is `a / sqrt(mean(a^2) + norm_eps) * norm_weight`, the RMS norm of a
+            (arXiv:1910.07467). It is computed in float32, and rounded to 16 bits at most once. On Hopper one row of 16
+            bits by weights of 4 bits is normalised in the product's kernel.
 
     Returns:
         `[M, N]`. Words and scales of float8 get no gradient; floating scales and zeros do.
     """
     fields = bits, high_first, offset
     op = torch.ops.tile.dequant_gemm.default
-    out: Tensor = op(a, list(bs), list(scales), list(zeros), *fields, list(aux), kinds, epilogue, dtype, format)
+    norm = norm_weight, norm_eps
+    out: Tensor = op(a, list(bs), list(scales), list(zeros), *fields, list(aux), kinds, epilogue, dtype, format, *norm)
     return out
 
 

@@ -55,6 +55,8 @@ SCALED = (
     *SCALED_GROUPED,
 )
 """Products of float8 matrices, whose scales come behind the operands."""
+PACKED = (torch.ops.tile.dequant_gemm.default,)
+"""Products with weights of few bits that a model calls itself, each with an epilogue of its own."""
 
 
 @dataclass
@@ -94,10 +96,10 @@ def is_product(node: Any) -> bool:
 
 def whole(node: Node) -> Node | None:
     """Return the product that a node is, or is some columns of, unless the product's addend is no row."""
-    if is_product(node):
+    if is_product(node) or is_call(node, *PACKED):
         return node
     part = column_slices.part_of(node)
-    if part is None or not is_product(part[0]):
+    if part is None or not (is_product(part[0]) or is_call(part[0], *PACKED)):
         return None
     return part[0] if bias_kind(part[0]) in ("", "r") else None
 
@@ -117,7 +119,7 @@ def right(node: Node) -> Node:
 def _operands(node: Node) -> tuple[Any, Any, Any]:
     """Return the left and right operands, and the ends of the row groups, if there are any."""
     product = whole(node) or node
-    if is_call(product, *SCALED):
+    if is_call(product, *SCALED, *PACKED):
         return product.args[0], product.args[1], None
     return grouped_ops.by_rows(product) or (product.args[-2], product.args[-1], None)
 
@@ -241,8 +243,10 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
     last, first = chain[-1], region.products[0]
     if any(len(n.users) != 1 for n in chain) or not region.joins(last):
         return None
-    if not is_product(last) and whole(last) is not whole(first):
+    if whole(last) is not last and whole(last) is not whole(first):
         return None  # the other columns would be computed twice
+    if is_call(whole(last), *PACKED) != is_call(whole(first), *PACKED):
+        return None
     (a, _, ends), (other, _, others) = _operands(first), _operands(last)
     if not equivalent(others, ends):
         return None
@@ -350,9 +354,11 @@ class Writer:
         return call.reduce(lambda x: self._name(x, node), lambda function, words: self._say(function, *words))
 
 
-def write_program(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
+def write_program(
+    region: Region, out: Node, rewrite: Rewrite, write: type[Writer] = Writer
+) -> tuple[list[Node], str, str]:
     """Write a region as an epilogue: its operands in the shapes of their kinds, the kinds, and the text for `out`."""
-    writer = Writer(region)
+    writer = write(region)
     text = canonical(writer.text(out))
     first = region.products[0]  # columns of a product lose its batches: its rows are those of the left operand
     full = (*shape(left(first) if whole(first) else first)[:-1], shape(first)[-1])

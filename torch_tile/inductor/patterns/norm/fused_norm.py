@@ -40,6 +40,7 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 from torch_tile.inductor.patterns.gemm.epilogue import (
+    PACKED,
     PRODUCTS,
     Region,
     Writer,
@@ -138,12 +139,12 @@ def _inlines(node: Node, region: Region) -> bool:
 def match(context: Context) -> None:
     """Fuse neighbours into captured norm ops. Norms replaced by `norm.match` were already tried."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node) if node.users else None
+        norm = norm_of(node) if node.users else None
         if norm is not None and node not in context.handled:
             fuse(context, norm, node)
 
 
-def _norm_of(node: Node) -> Norm | None:
+def norm_of(node: Node) -> Norm | None:
     """Return the norm that a captured op stands for, or None."""
     if is_call(node, torch.ops.tile.layer_norm.default):
         plain = bind(node, LayerNormArgs[Any])
@@ -225,14 +226,16 @@ def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
     """Return whether a product in front may compute the sum in its own epilogue."""
     writer = RowsWriter(front[0])
     text = canonical(writer.text(norm.x))
-    if "g" in writer.kinds or not any(map(_is_product_seen, [*writer.aux, *front[0].products])):
+    operands = [*writer.aux, *front[0].products]
+    if "g" in writer.kinds or not any(map(_is_product_seen, operands)):
         return False
-    return text != _SUM or context.settings.select == "tile" or context.settings.thorough
+    packed = any(is_call(look_through(x, views=True), *PACKED) for x in operands)
+    return packed or text != _SUM or context.settings.select == "tile" or context.settings.thorough
 
 
 def _is_product_seen(node: Node) -> bool:
     """Return whether a node is a matrix product under views."""
-    return is_call(look_through(node, views=True), *PRODUCTS)
+    return is_call(look_through(node, views=True), *PRODUCTS, *PACKED)
 
 
 def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
@@ -330,7 +333,7 @@ def _write(
 def fuse_front(context: Context) -> None:
     """Fuse layer norms with the sums in front of them that products left, modulated or not."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node) if node.users else None
+        norm = norm_of(node) if node.users else None
         if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
             fuse(context, norm, node, late=True)
 

@@ -87,7 +87,7 @@ def match_in_training(context: Context) -> None:
         if root in backward:
             continue
         with contextlib.suppress(Miss):
-            norm = _read_norm(root, backward)
+            norm = read_norm(root, backward)
             if norm is not None and norm.factor == 1:
                 new = _call(Rewrite(norm.out), norm)
                 norm.out.replace_all_uses_with(new)
@@ -101,7 +101,7 @@ def match(context: Context) -> None:
         if not node.users or not is_call(node, aten.rsqrt.default, aten.sqrt.default):
             continue
         try:
-            norm = _read_norm(node)
+            norm = read_norm(node)
             if norm is not None:
                 _replace(context, norm, node)
         except Miss as reason:
@@ -109,7 +109,7 @@ def match(context: Context) -> None:
                 context.miss("norm", node, reason)
 
 
-def _read_norm(root: Node, backward: Collection[Node] = ()) -> Norm | None:
+def read_norm(root: Node, backward: Collection[Node] = ()) -> Norm | None:
     """Return the norm around a root, if any, without reads in `backward`. Raises Miss if it has no kernel."""
     plus = root.args[0]
     if not is_call(plus, aten.add.Tensor):
