@@ -316,8 +316,6 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
 @T.macro
 def own_slices(product: Any, slices: int) -> Any:
     """Add up the entries of a product where both slices are the same, for each row of a."""
-    if slices == 1:
-        return product
     rows, count = product.shape[0] // slices, product.shape[1] // slices
     shapes = (rows, slices, count, slices), (rows, slices, count), (rows, count)
     own, found, whole = (T.alloc_fragment(shape, "float32") for shape in shapes)
