@@ -138,3 +138,4 @@ def test_tilings_fit(bits, scale_b, problems):
     assert config_for(65, 4096, 4096, spec, HOPPER) is None
     blocks = [config_for(1, n, 4096, spec, HOPPER).resident for n in (4096, 28672)]
     assert scale_b == GROUPS or blocks == [2, 3 if bits == 4 else 4]
+    assert scale_b == GROUPS or bool(config_for(1, 13824, 5120, spec, HOPPER).blocks) == (bits > 1)

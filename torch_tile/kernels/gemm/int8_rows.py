@@ -412,13 +412,18 @@ def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | 
 
 
 def _row_config(n: int, k: int, spec: Any, machine: Machine) -> Config | None:
-    """Choose the tiling of one row by slices, with as many blocks as have room for the row. None if not one has.
+    """Choose the tiling of one row by slices, with as many blocks as have room for the row. None if not one has, or if
+    single bits in many rows would leave steps half empty.
 
     Two blocks of a multiprocessor take few rows of weights, as each block puts the row into order.
     """
     slots = column_order(spec)
     config = Config(1, ROWS, slots.width, THREADS, ROW_STAGES, SLICES, transposed=True)
     one = row_footprint(config, spec, runs_held(config, spec.bits, k)).bytes
+    runs = -(-k // slots.width)
+    partial = runs * 10 < 7 * round_up(runs, SLICES * ROW_STAGES)  # steps that have few of their runs
+    if spec.bits == 1 and partial and n * SLICES > ROW_BLOCKS * machine.num_sms * ROWS:
+        return None
     few = n * SLICES <= FEW_BLOCKS * machine.num_sms * ROWS
     most = ROW_BLOCKS if spec.bits < 4 or spec.offset else ROW_BLOCKS - 1  # else ptxas spills
     blocks = min(FEW_BLOCKS if few else most, machine.target.shared_limit // one)

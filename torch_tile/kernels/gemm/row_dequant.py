@@ -371,6 +371,7 @@ BLOCKS = (2, THREADS), (3, THREADS), (1, 2 * THREADS)  # of a multiprocessor: th
 SLICES_OF = {2: (4, 8), 4: (2, 4, 8), 8: (2,)}  # of K, by rows of a
 MOST_AHEAD = 16  # columns of a product for which registers have room beside two groups ahead
 LEAST_BUSY = {2: 0.7, 4: 0.7, 8: 0.84}  # share of multiprocessors' time in which tiles keep them busy, by rows of a
+SMALL = 1 << 25  # weights: fewer are multiplied by codes in any case
 LARGE, LEAST_BUSY_LARGE = 1 << 27, 0.95  # weights whose memory bounds the time, and that share for more
 LONG_ROW = 8192  # columns from which on several blocks of a multiprocessor put the row into order for too long
 
@@ -399,8 +400,8 @@ def groups_ordered(config: Config, groups: int) -> int:
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
-    """Choose the tiling of a product that `fits`. None if no block can hold the rows, or if tiles of several rows would
-    leave multiprocessors idle.
+    """Choose the tiling of a product that `fits`. None if no block can hold the rows. Also if tiles of several rows or
+    of codes would leave multiprocessors idle.
 
     Blocks share a multiprocessor by twos or threes, whichever leaves fewer rows to the fullest one. Several products
     take three, if each has rows. If the row is long, one block of twice the threads takes the place of two. A table is
@@ -422,8 +423,19 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     ]  # fmt: skip
     if problem.products > 1 and ahead == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
         configs = [config for config in configs if config.resident == 3]
-    fitting = [config for config in configs if blocks_fit(config, spec, problem.k // group, machine)]
-    return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+    groups = problem.k // group
+    fitting = [config for config in configs if blocks_fit(config, spec, groups, machine)]
+    if not coded:
+        return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+    least = 0.5 if long else 0.75 if n * problem.k * problem.products > SMALL else 0.0
+    busy = {config: _busy(config, n, groups, machine) for config in fitting}
+    return max((config for config in fitting if busy[config] >= least), key=lambda config: busy[config], default=None)
+
+
+def _busy(config: Config, n: int, groups: int, machine: Machine) -> float:
+    """Estimate the share of the fullest multiprocessor's time in which all of them have rows and groups."""
+    steps = round_up(groups, config.splits * config.stages)
+    return n * groups / (_rows_of_fullest(config, n) * machine.num_sms * steps)
 
 
 def _config_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
@@ -443,10 +455,13 @@ def _config_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | 
     large = n * problem.k * problem.products > LARGE
     if large and spec.storage.coded:
         return None
-    least = LEAST_BUSY_LARGE if large else LEAST_BUSY[rows]
+
+    def least(config: Config) -> float:
+        return LEAST_BUSY_LARGE if large or columns_of(config) > MOST_AHEAD else LEAST_BUSY[rows]
+
     fitting = [
         config for config in configs
-        if n >= least * _rows_of_fullest(config, n) * machine.num_sms
+        if n >= least(config) * _rows_of_fullest(config, n) * machine.num_sms
         and blocks_fit(config, spec, problem.k // group, machine)
     ]  # fmt: skip
     return min(fitting, key=lambda c: _rows_of_fullest(c, n) * (SLICES + columns_of(c)), default=None)
