@@ -191,7 +191,7 @@ def _dequant_gemms() -> Iterator[Case]:
     nvfp4 = 16, torch.float8_e4m3fn
     for name, dtype in HALVES.items():
         for table, scales in tables.items():
-            for m in (1, 64, 1024):
+            for m in (1, 2, 64, 1024):
                 yield Case(f"dequant_gemm {name} {table} {m}", _table_gemm(dtype, m, table, *scales))
         for m in (1, 64, 1024):
             yield Case(f"dequant_gemm {name} nvfp4 {m}", _table_gemm(dtype, m, "e2m1", *nvfp4))
@@ -356,10 +356,11 @@ def _normed_quantization(group: int) -> Callable[[Make], object]:
 def _large_products() -> Iterator[Case]:
     """Yield products of few rows with large 4-bit weights."""
     for name, dtype in HALVES.items():
-        for m in (1, 8):
+        for m in (1, 2, 4, 8):
             call = _dequant_gemm(dtype, m, 16384, torch.int8, 4, 128, False, k=16384)
             yield Case(f"dequant_gemm {name} large {m}", call)
-        yield Case(f"dequant_gemm {name} gated row", _dequant_gemm(dtype, 1, 14336, torch.uint8, 4, 128, False, 2))
+            call = _dequant_gemm(dtype, m, 14336, torch.uint8, 4, 128, False, 2)
+            yield Case(f"dequant_gemm {name} gated {m}", call)
         for products in (1, 2):
             call = _dequant_gemm(dtype, 1, 6144, torch.uint8, 4, 128, False, products, norm=True)
             yield Case(f"dequant_gemm {name} norm in front {products}", call)

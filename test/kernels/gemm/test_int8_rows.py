@@ -41,6 +41,8 @@ ORDERS = (128, 4), (256, 2), (128, 2), (256, 1)
 def test_rows_are_ordered(slots, problems):
     """Each lane's words hold the columns of its slots, and columns behind the last are 0."""
     columns = torch.tensor([slots.column(slot) for slot in range(slots.width)])
+    words = itertools.product(range(slots.width // slots.columns), range(slots.fields), range(4))
+    assert all(slots.column(slots.slot(w, f, b)) == w * slots.columns + b * slots.fields + f for w, f, b in words)
     assert sorted(columns.tolist()) == [*range(slots.width)]
     per_word = 32 // slots.bits
     for slot, column in enumerate(columns.tolist()):
@@ -85,7 +87,8 @@ def test_one_row(bits, words, engine, problems, check):
     n, k = problems.size(40), unit * problems.size(9000 // unit)
     rows, blocks, stages = problems.pick(64, 128), problems.pick(1, 2, 5), problems.pick(1, 2, 3)
     width = min(4 * int8_rows.LANE_BYTES * 8 // bits, int8_rows.LONGEST_RUN)
-    config = Config(8, rows, width, 2 * rows, stages, blocks=blocks, transposed=True, resident=problems.pick(1, 2))
+    resident = problems.pick(1, 2)
+    config = Config(1, rows, width, 2 * rows, stages, 8, blocks=blocks, transposed=True, resident=resident)
     offset = problems.pick(*range((1 << (bits - 1)) + 1))
     (a, b, scale_a, scale_b), numbers = packed(problems, form, 1, n, k, bits, words)
     args = a.contiguous(), b.t().contiguous().t(), scale_a, scale_b
@@ -122,13 +125,17 @@ def test_tilings_fit(bits, scale_b, problems):
     sizes = itertools.product((1, 9, 16, 33, 64), (64, 4096, 6144, 16384, 100_000), (512, 4096, 14336))
     for m, n, k in sizes:
         config = config_for(m, n, k, spec, HOPPER)
-        assert config.transposed and config.block_m in COLUMNS and m <= config.block_m < m + 16 and config.stages >= 2
+        assert config.transposed and config.stages >= 2
         if config.blocks:
             assert m == 1 and scale_b == ROWS
-            held = int8_rows.groups_held(config, -(-k // config.block_k))
+            held = int8_rows.runs_held(config, bits, k)
             assert config.resident * int8_rows.row_footprint(config, spec, held).bytes <= HOPPER.target.shared_limit
             continue
+        assert config.block_m in COLUMNS and m <= config.block_m < m + 16
         assert config.splits == 1 or config.splits * int8_rows.LEAST_STEPS * config.block_k <= k
         assert config.resident * footprint(config, spec, True).bytes <= HOPPER.target.shared_limit
         assert config.block_k % int8_rows.column_order(spec).width == 0
     assert config_for(65, 4096, 4096, spec, HOPPER) is None
+    blocks = [config_for(1, n, 4096, spec, HOPPER).resident for n in (4096, 28672)]
+    assert scale_b == GROUPS or blocks == [2, 3 if bits == 4 else 4]
+    assert scale_b == GROUPS or bool(config_for(1, 13824, 5120, spec, HOPPER).blocks) == (bits > 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row times weights of 4 bits by slices of K: results are those of float64, and tilings fit."""
+"""Few rows times weights of 4 bits by slices of K: results are those of float64, and tilings fit."""
 
 import itertools
 from dataclasses import replace
@@ -24,13 +24,15 @@ SCHEMES = {
     "uint4 with zeros": Scheme(U8, 4, high_first=True, group=128, zero=U8, scale=HALF, a=HALF),
     "three words of a lane": Scheme(U8, 4, group=96, offset=3, scale=HALF, a=HALF),
     "int4 of 256 columns": Scheme(I8, 4, high_first=True, group=256, scale=BF16),
+    "nf4": Scheme(U8, 4, group=64, scale=torch.float32, a=BF16, format="nf4"),
+    "e2m1": Scheme(U8, 4, high_first=True, group=128, scale=HALF, a=HALF, format="e2m1"),
     "zeros of bfloat16": Scheme(U8, 4, group=64, zero=BF16, scale=BF16),
 }
 
 
-def product(problems, scheme, n, k, count=1):
-    """Arguments of a product of one row, with rows of scales and zeros that lie densely."""
-    a, bs, scales, zeros, *fields = arguments(problems, scheme, 1, n, k, count)
+def product(problems, scheme, n, k, count=1, m=1):
+    """Arguments of a product of `m` rows, with rows of scales and zeros that lie densely."""
+    a, bs, scales, zeros, *fields = arguments(problems, scheme, m, n, k, count)
     dense = [[x.contiguous() for x in xs] for xs in (bs, scales, zeros)]
     row = problems.tensor(n, dtype=torch.float32)
     epilogue = SWIGLU if count == 2 else "v=add(acc0,x0);ret v"
@@ -41,16 +43,18 @@ def product(problems, scheme, n, k, count=1):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("count", [1, 2])
 def test_random_problems(scheme, count, engine, problems, check):
-    """Odd numbers of rows of weights, last steps of K that are cut off, and blocks with several or no tiles."""
+    """Odd numbers of rows, last steps that are cut off, blocks with several or no tiles, and rows that are missing."""
     scheme = SCHEMES[scheme]
     n, k = problems.size(40), scheme.group * (1 + problems.size(40))
-    args = product(problems, scheme, n, k, count)
+    given, slices = problems.pick((1, 8), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8), (8, 2))
+    m = problems.pick(given, 1 + problems.size(given) % given)
+    args = product(problems, scheme, n, k, count, m)
     args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums
     spec, _, tensors = prepare(args, HOPPER)
     rows, blocks = problems.pick(64, 128), problems.pick(1, 2, 5)
     stages, resident = problems.pick(1, 2, 3), problems.pick(1, 2)
-    config = Config(SLICES, rows, scheme.group, 2 * rows, stages, blocks=blocks, resident=resident)
-    out = torch.full((1, n), float("nan"), dtype=scheme.a)
+    config = Config(given, rows, scheme.group, 2 * rows, stages, slices, blocks=blocks, resident=resident)
+    out = torch.full((m, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
     want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
     check(out, want, f"{n}x{k}, {count} products, {config}", scheme.a)
@@ -96,7 +100,7 @@ def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
     scales = [(x.contiguous() * scale).to(scheme.scale) for x in scales]
     args = DequantGemmArgs(a, [b.contiguous() for b in bs], scales, *rest, [], "", "", scheme.a, "")
     spec, _, tensors = prepare(args, HOPPER)
-    config = Config(SLICES, 64, scheme.group, 128, 2, blocks=2, resident=1)
+    config = Config(1, 64, scheme.group, 128, 2, SLICES, blocks=2, resident=1)
     out = torch.full((1, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
     unit = size * scale
@@ -112,33 +116,45 @@ def test_which_products_fit(problems):
 
     assert fit() and fit(n=1) and fit(k=1024 + 128)
     assert all(fit(scheme, k=16 * scheme.group) for scheme in SCHEMES.values())
-    assert not fit(Scheme(U8, 4, group=64, format="nf4", a=HALF))
-    assert not fit(rows=2) and not fit(machine=Machine(Target("cuda", 80), 108))
+    assert fit(SCHEMES["nf4"], rows=2) and not fit(SCHEMES["nf4"], rows=3)
+    assert not fit(Scheme(U8, 4, group=32, format="nf4", a=HALF))
+    assert fit(rows=8) and not fit(rows=9) and not fit(machine=Machine(Target("cuda", 80), 108))
     assert not fit(Scheme(U8, 4, group=32, scale=HALF, a=HALF)) and not fit(Scheme(I8, 8, group=128, scale=HALF))
     assert not fit(Scheme(U8, 4, scale=HALF, a=HALF))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tilings_fit(scheme, problems):
-    for count, k in itertools.product((1, 2), (2048, 4096, 6144, 11008, 14336, 28672)):
-        spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 32, k, count), HOPPER)
-        config = config_for(problem, spec, HOPPER)
-        assert config is not None and config.block_k == problem.group
+    for count, k, m in itertools.product((1, 2), (2048, 4096, 6144, 11008, 14336, 28672), (1, 2, 3, 8)):
+        spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 32, k, count, m), HOPPER)
+        config = config_for(replace(problem, n=problems.pick(4096, 14336, 28672)), spec, HOPPER)
+        if config is None and (m > 1 or problem.coded):
+            continue
+        assert m <= config.block_m < 2 * m and config.block_k == problem.group
         bytes_ = footprint(config, spec, groups_ordered(config, k // problem.group)).bytes
         assert config.resident * bytes_ <= HOPPER.target.shared_limit
         assert config.resident * config.threads >= 512
 
 
 def test_tilings_by_shape(problems):
-    def tiling(n, k, count=1):
-        spec, problem, _ = prepare(product(problems, SCHEMES["uint4"], 8, k, count), HOPPER)
+    def tiling(n, k, count=1, scheme="uint4", m=1):
+        spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 8, k, count, m), HOPPER)
         config = config_for(replace(problem, n=n), spec, HOPPER)
-        return config.resident, config.threads
+        return config and (config.splits if m > 1 else (config.resident, config.threads))
 
     assert tiling(4096, 4096) == tiling(28672, 4096) == (2, 256)
     assert tiling(6144, 4096) == tiling(14336, 4096, 2) == (3, 256)
     assert tiling(4096, 14336) == tiling(16384, 16384) == (1, 512)
     assert tiling(2048, 4096, 2) == (2, 256)
+    assert tiling(4096, 4096, scheme="nf4") == tiling(28672, 4096, scheme="nf4") == (1, 512)
+    assert tiling(6144, 4096, scheme="nf4") == (3, 256)
+    for scheme in ("nf4", "uint4"):
+        assert tiling(28672, 4096, scheme=scheme, m=2) == 4 and tiling(4096, 4096, scheme=scheme, m=2) == 8
+    assert tiling(6144, 4096, m=3) == 4 and tiling(28672, 4096, m=4) == tiling(14336, 4096, 2, m=8) == 2
+    assert tiling(4096, 14336, m=4) is None and tiling(4096, 4096, m=8) is None and tiling(16384, 16384, m=8) is None
+    assert tiling(3072, 3072, m=4) is None and tiling(11008, 4096, m=4) is None
+    assert tiling(1536, 8960, scheme="nf4") is None and tiling(13824, 5120, scheme="nf4") is None
+    assert tiling(16384, 16384, m=2) == 4 and tiling(16384, 16384, scheme="nf4", m=2) is None
 
 
 def test_rows_too_long_for_shared_memory_do_not_fit(problems):

@@ -8,6 +8,7 @@ Assumes that `fits`, and what scaled.py assumes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from torch_tile.kernels.common import Machine, dynamic, round_up, start_early, s
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.packed import read
-from torch_tile.kernels.gemm.row_dequant import ROWS, SLICES, THREADS, Fetched, groups_held
+from torch_tile.kernels.gemm.row_dequant import ROWS, SLICES, THREADS, Fetched
 from torch_tile.kernels.gemm.tiling import MOST_JOINED, Config
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster
@@ -59,6 +60,15 @@ class ColumnOrder:
     def field(self, slot: Any) -> Any:
         """Return which fields of a word's bytes the slot takes; 0 are the lowest bits."""
         return slot // 16 % self.fields
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a word."""
+        return 4 * self.fields
+
+    def slot(self, word: Any, field: Any, byte: Any) -> Any:
+        """Return the slot of a field of a byte of a run's word."""
+        return word % self.words * (16 * self.fields) + field * 16 + word // self.words * 4 + byte
 
     def column(self, slot: Any) -> Any:
         """Return the column of a slot."""
@@ -142,6 +152,27 @@ def order_rows(slots: ColumnOrder, vector: int) -> Any:
                     ordered[row, bx * PART + place] = T.if_then_else(column < k, a[row, column], 0)
 
     return order_rows
+
+
+@T.macro
+def hold(a: Any, slots: ColumnOrder, part: Any, row: Any, runs: int, threads: int) -> None:
+    """Put a part of a row, so many runs, into the order of slots. A thread has all columns of a word of weights."""
+    first, each, fields = part * runs, slots.width // slots.columns, slots.fields
+
+    def place(i: Any, w: Any, c: Any) -> tuple[Any, Any]:
+        word = i * each + w
+        return word % threads, word // threads * slots.columns + c
+
+    shape = runs, each, slots.columns
+    loaded, ordered = (T.alloc_fragment(shape, "int8") for _ in range(2))
+    layout = T.Fragment(shape, forward_fn=place)
+    T.annotate_layout({loaded: layout, ordered: layout})
+    for i, w, c in T.Parallel(*shape):
+        loaded[i, w, c] = a[0, (first + i) * slots.width + w * slots.columns + c]
+    for i, w, c in T.Parallel(*shape):
+        ordered[i, w, c] = loaded[i, w, c % 4 * fields + c // 4]
+    for i, w, field, byte in T.Parallel(runs, each, fields, 4):
+        row[first + i, slots.slot(w, field, byte)] = ordered[i, w, field * 4 + byte]
 
 
 @T.macro
@@ -230,23 +261,24 @@ def int8_rows_matmul(config: Config, spec: Any) -> Any:
 
 @library_jit
 def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
-    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` for a row `[runs, width]`.
+    """Build the kernel `out = epilogue((a * scale_a) @ (w * scale_b)^T, ..., aux)` for one row of a.
 
     Slices of a run each take the places of rows (see row_dequant.py). A block holds `held` runs: all, and zeros behind.
     `config.blocks` blocks take one tile of the weights after the other. A step has `config.stages` runs of a slice.
     """
     slots, fields, (kind_a, kind_b) = column_order(spec), fields_of(spec), spec.scales
-    m, n, runs = T.dynamic("m"), T.dynamic("n"), T.dynamic("runs")
+    m, n, k = T.dynamic("m"), T.dynamic("n"), dynamic("k", spec.product.vector)
     words, rows = dynamic("words", LANE_BYTES // 4), config.block_n // SLICES
     types = [
         strided("b", (n, words), torch.int32, multiple=LANE_BYTES // 4, align=LANE_BYTES),
-        kind_a.type("scale_a"), kind_b.type("scale_b"), *spec.product.operand_types(1, m, n, runs)[2],
+        kind_a.type("scale_a"), kind_b.type("scale_b"), *spec.product.operand_types(1, m, n, k)[2],
     ]  # fmt: skip
 
     @T.prim_func
     def int8_row_gemm(
-        a: T.Tensor((runs, slots.width), torch.int8), *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)
-    ):
+        a: strided("a", (m, k), torch.int8, multiple=spec.product.vector), *operands: types,
+        out: T.Tensor((m, n), spec.product.out_dtype),
+    ):  # fmt: skip
         with T.Kernel(config.blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(config.resident)
             start_early()
@@ -254,13 +286,15 @@ def int8_row_matmul(config: Config, spec: Any, held: int) -> Any:
             for number, _ in enumerate(matrix.groups):
                 matrix.fetch(number, block * rows, 0)
             row = T.alloc_shared((held, slots.width), "int8")
-            T.copy(a[0, 0], row)
+            runs = min(held, part_of(config, spec.bits)[1])
+            for number in T.serial(held // runs):
+                hold(a, slots, number, row, runs, config.threads)
             part = T.alloc_shared((config.block_n, SLICES), "int32")
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
                 product = T.alloc_fragment((config.block_n, SLICES), "int32")
                 T.clear(product)
-                steps = T.ceildiv(runs, SLICES * config.stages)
+                steps = T.ceildiv(k, slots.width * SLICES * config.stages)
                 for step in T.serial(steps - 1):
                     add_step(config, fields, slots, row, matrix, product, step, (col, step + 1))
                 add_step(config, fields, slots, row, matrix, product, steps - 1, (col + config.blocks * rows, 0))
@@ -317,13 +351,27 @@ def run(spec: Any, tensors: list[torch.Tensor], out: torch.Tensor, config: Confi
     """Launch the product of `tensors`, a and the operands of `scaled.prepare`, into `out`."""
     a, b, *operands = tensors
     slots, (m, k) = column_order(spec), a.shape
-    ordered, words = a.new_empty((m, round_up(k, slots.width))), view_as(b, torch.int32)
-    machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
+    words = view_as(b, torch.int32)
     if config.blocks:
-        runs = ordered.view(-1, slots.width)
-        machine.kernel(int8_row_matmul)(config, spec, groups_held(config, len(runs)))(runs, words, *operands, out)
-    else:
-        machine.kernel(int8_rows_matmul)(config, spec)(ordered, words, *operands, out)
+        machine.kernel(int8_row_matmul)(config, spec, runs_held(config, spec.bits, k))(a, words, *operands, out)
+        return
+    ordered = a.new_empty((m, round_up(k, slots.width)))
+    machine.kernel(order_rows)(slots, spec.product.vector)(a, ordered)
+    machine.kernel(int8_rows_matmul)(config, spec)(ordered, words, *operands, out)
+
+
+def part_of(config: Config, bits: int) -> tuple[int, int]:
+    """Return the fewest runs of a row whose words all threads share evenly, and a part's runs."""
+    words = config.block_k * bits // 32
+    least = config.threads // math.gcd(config.threads, words)
+    return least, least * max(1, HELD * config.threads // (least * config.block_k))
+
+
+def runs_held(config: Config, bits: int, k: int) -> int:
+    """Return how many runs of a row a block holds: those of whole steps, in whole parts."""
+    least, most = part_of(config, bits)
+    held = round_up(-(-k // config.block_k), math.lcm(SLICES * config.stages, least))
+    return round_up(held, min(held, most))
 
 
 # Tilings. They change the speed, never the result.
@@ -332,14 +380,15 @@ ROW_BYTES, SHORT_ROW_BYTES = 256, 128  # of a row of weights that a step takes, 
 LONGEST_STEP = 1024  # columns
 LEAST_STAGES, MOST_STAGES = 3, 5
 LEAST_STEPS = 4  # of a block of a cluster
-ROW_BLOCKS, ROW_STAGES = 4, 2  # of one row: blocks of a multiprocessor, and runs of a slice in a step
+HELD = 64  # bytes of a row that a thread has in registers at once
+ROW_BLOCKS, FEW_BLOCKS, ROW_STAGES = 4, 2, 2  # of one row: blocks of a multiprocessor, and runs of a slice in a step
 LEAST_RUNS = 4  # of a step: their scales of a row are 16 bytes, as bulk copies want
 
 
 def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | None:
     """Choose the tiling of a product that fits. None if there are too many rows."""
     alone = isinstance(m, int) and isinstance(k, int) and m == 1
-    if alone and spec.bits == 2 and not spec.scales[1].grouped and (found := _row_config(k, spec, machine)):
+    if alone and not spec.scales[1].grouped and (found := _row_config(n, k, spec, machine)):
         return found
     rows = next((count for count in COLUMNS if m <= count), None)
     if rows is None:
@@ -362,12 +411,22 @@ def config_for(m: int, n: int, k: int, spec: Any, machine: Machine) -> Config | 
     return replace(config, stages=stages)
 
 
-def _row_config(k: int, spec: Any, machine: Machine) -> Config | None:
-    """Choose the tiling of one row by slices, with as many blocks as have room for the row. None if not one has."""
+def _row_config(n: int, k: int, spec: Any, machine: Machine) -> Config | None:
+    """Choose the tiling of one row by slices, with as many blocks as have room for the row. None if not one has, or if
+    single bits in many rows would leave steps half empty.
+
+    Two blocks of a multiprocessor take few rows of weights, as each block puts the row into order.
+    """
     slots = column_order(spec)
-    config = Config(SLICES, ROWS, slots.width, THREADS, ROW_STAGES, transposed=True)
-    one = row_footprint(config, spec, groups_held(config, -(-k // slots.width))).bytes
-    blocks = min(ROW_BLOCKS, machine.target.shared_limit // one)
+    config = Config(1, ROWS, slots.width, THREADS, ROW_STAGES, SLICES, transposed=True)
+    one = row_footprint(config, spec, runs_held(config, spec.bits, k)).bytes
+    runs = -(-k // slots.width)
+    partial = runs * 10 < 7 * round_up(runs, SLICES * ROW_STAGES)  # steps that have few of their runs
+    if spec.bits == 1 and partial and n * SLICES > ROW_BLOCKS * machine.num_sms * ROWS:
+        return None
+    few = n * SLICES <= FEW_BLOCKS * machine.num_sms * ROWS
+    most = ROW_BLOCKS if spec.bits < 4 or spec.offset else ROW_BLOCKS - 1  # else ptxas spills
+    blocks = min(FEW_BLOCKS if few else most, machine.target.shared_limit // one)
     return replace(config, blocks=blocks * machine.num_sms, resident=blocks) if blocks else None
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiply one row by weights of 4 bits: eight slices of the row's columns take the places of eight rows.
+"""Multiply few rows by weights of 4 bits: slices of the columns take places of rows.
 
 Tensor cores multiply tiles of 16 x 8 at least. For one row, seven of eight columns would be idle. Here K is cut into
-slices of a group each. Row `j * 8 + s` of a tile is slice `s` of row `j` of the weights. Column `s` of the other
-operand is slice `s` of a. A result is the sum of the product's entries where both slices are the same. So a block has
-few rows of the weights. A warp reads eight groups of one row at once, which lie side by side in memory.
-Fields are multiplied as they lie in their words: a masked half of a word is a float16 below the least normal one.
-May assume what `dequant.prepare` describes.
+slices of a group each. Row `j * S + s` of a tile is slice `s` of row `j` of the weights, for S slices. Column
+`i * S + s` of the other operand is slice `s` of row `i` of a. A result is the sum of the product's entries where both
+slices are the same. So a block has few rows of the weights. A warp reads S groups of one row at once, which lie side by
+side in memory. Fields are multiplied as they lie in their words: a masked half of a word is a float16 below the least
+normal one. Codes of a format are looked up in a table. May assume what `dequant.prepare` describes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, round_up, start_early, strided, typical
+from torch_tile.kernels.common import Machine, power_of_two as next_power, round_up, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Tile
+from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import SIGNS, Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
@@ -29,11 +30,12 @@ from torch_tile.kernels.measured_rules import verdict
 SLICES = 8  # columns of the smallest product of tensor cores
 FIELDS = 8  # of a word
 COLUMNS = 4 * FIELDS  # of a word of each lane that shares a row
-LINE = SLICES * COLUMNS + 16  # numbers in a line of the row, padded: neighbours of a column lie in other banks
+PADDING = 16  # numbers behind a line of the rows: neighbours of a column lie in other banks
 HELD = 32  # numbers of the row that a thread has in registers at once
 # Sums of two exponents as float32 stores them: of a group's largest number and its factor, of the factor and what takes
 # it back. Then the largest factor's exponent.
-LIFTED, BACK, MOST = 268, 278, 253
+LIFTED, BACK, MOST = 268, 254, 253
+IN_PLACE = 24  # the exponent of a field as it lies in its word, negated
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class Order:
     Sums have no order. Four lanes share a row of an operand of mma.sync. Each takes a quarter of the columns, so that
     it takes whole words. Lane l holds slots 2 l, 2 l + 1, 2 l + 8 and 2 l + 9 of 16. Both of a pair are the same field
     of the halves of a word. A product takes the lower fields of a word's bytes, the next product the upper ones.
+    A pair of codes is a byte, which a table of pairs is asked for.
     """
 
     width: int
     high_first: bool
+    coded: bool = False
 
     @property
     def words(self) -> int:
@@ -54,23 +58,36 @@ class Order:
         return self.width // COLUMNS
 
     def field(self, slot: Any) -> tuple[Any, Any, Any]:
-        """Return the word of a slot, its field there, and the half that has it."""
-        return slot % 8 // 2 * self.words + slot // COLUMNS, slot // 8 % 2 * 2 + slot // 16 % 2, slot % 2
+        """Return the word of a slot, its field there, and the half that has it. Of a code: its byte, and which half."""
+        step, upper = slot // 16 % 2, slot // 8 % 2
+        place = step * 2 + upper if self.coded else upper * 2 + step
+        return slot % 8 // 2 * self.words + slot // COLUMNS, place, slot % 2
 
     def held(self, slot: Any) -> tuple[Any, Any]:
         """Return where `hold` puts the number of a slot: the word of its lane, and the place there."""
         return slot // COLUMNS, slot % 8 // 2 * FIELDS + slot // 16 % 2 * 4 + slot // 8 % 2 * 2 + slot % 2
 
     def place(self, group: Any, s: Any, place: Any) -> tuple[Any, Any]:
-        """Return where the row has a place of a slice's group."""
+        """Return where the rows have a place of a group of column `s` of the product."""
         word = place // FIELDS
         line = group * self.words + word % self.words
         return line, s * COLUMNS + word // self.words * FIELDS + place % FIELDS
 
+    def less(self, place: Any) -> Any:
+        """Return the factor of a number that meets a field as it lies in its word: upper ones count 16 times."""
+        return 1.0 if self.coded else T.if_then_else(place % FIELDS < 4, 1.0, 1 / 16)
+
     def column(self, place: Any) -> Any:
         """Return the column whose number `hold` puts at a place of a word."""
+        if self.coded:
+            return place
         upper = place % FIELDS // 4
         return place // FIELDS * FIELDS + place % 2 * 4 + place // 2 % 2 * 2 + (1 - upper if self.high_first else upper)
+
+
+def order_of(spec: Spec) -> Order:
+    """Return the order of a product's columns."""
+    return Order(spec.storage.group, spec.storage.high_first, spec.storage.coded)
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -80,7 +97,8 @@ def power_of_two(exponent: Any) -> Any:
 
 def excess(spec: Spec) -> float:
     """Return what is taken off each field as an unsigned number, besides its zero."""
-    return float(spec.storage.offset + (8 if spec.storage.signed else 0))
+    storage = spec.storage
+    return 0.0 if storage.coded else float(storage.offset + (8 if storage.signed else 0))
 
 
 def words_of_threads(groups: int, width: int, threads: int) -> Any:
@@ -102,61 +120,63 @@ def unsigned(spec: Spec, word: Any) -> Any:
 
 @T.macro
 def hold(
-    a: Any, order: Order, row: Any, powers: Any, sums: Any, factor: float, threads: int, norm: tuple[Any, Any]
-) -> None:
-    """Keep the row in shared memory in the order of lanes. Each group has a power of two and a sum of its own.
+    a: Any, order: Order, shape: tuple[int, int, int], part: Any, rows: Any, powers: Any, sums: Any, factor: float,
+    threads: int, norm: tuple[Any, Any],
+) -> None:  # fmt: skip
+    """Keep a part of each row in shared memory in the order of lanes. Each group has a power of two and a sum.
 
     The power brings the group into the range of float16 without loss: its largest number is 2^14 at least. Fields in
     upper bits count 16 times, so the numbers that they meet are divided by 16. `powers` take both back. `sums` are
     those of a group times `factor`; None if nothing is taken off fields. Groups with numbers above 2^117 overflow.
-    `norm` has the weight of a norm, which multiplies the row first, and the groups' sums of squares. Each may be None.
+    `shape` is the number of rows, of a part's groups of each, and of slices. `norm` has the weight of a norm, which
+    multiplies rows first, and the groups' sums of squares. Each may be None.
     """
-    weight, squares = norm
-    held, width = powers.shape[0] * SLICES, order.width
-    groups = min(held, part_of(width, threads))
-    for part in T.serial(held // groups):
-        first = part * (groups // SLICES)  # of as many rounds of slices
-        loaded, wide, ordered = (T.alloc_fragment((groups, width), dtype) for dtype in (a.dtype, "float32", "float16"))
-        layout = words_of_threads(groups, width, threads)
-        T.annotate_layout({wide: layout, ordered: layout})
-        most, power = (T.alloc_fragment((groups,), "float32") for _ in range(2))
-        T.copy(a[first * SLICES, 0], loaded)
-        for i, c in T.Parallel(groups, width):
-            wide[i, c] = loaded[i, c]
+    (count, groups, slices), width, (weight, squares) = shape, order.width, norm
+    first, every = part * (groups // slices), count * groups  # of as many rounds of slices
+    loaded, wide, ordered = (T.alloc_fragment((every, width), dtype) for dtype in (a.dtype, "float32", "float16"))
+    layout = words_of_threads(every, width, threads)
+    T.annotate_layout({wide: layout, ordered: layout})
+    most, power = (T.alloc_fragment((every,), "float32") for _ in range(2))
+    for i, g, c in T.Parallel(count, groups, width):
+        loaded[i * groups + g, c] = a[i, first * slices + g, c]
+    for i, c in T.Parallel(every, width):
+        wide[i, c] = loaded[i, c]
+    if squares is not None:
+        squared, of_group = T.alloc_fragment(wide.shape, "float32"), T.alloc_fragment((every,), "float32")
+        for i, c in T.Parallel(every, width):
+            squared[i, c] = wide[i, c] * wide[i, c]
+        T.reduce_sum(squared, of_group, dim=1)
+    if weight is not None:
+        factors = T.alloc_fragment((every, width), weight.dtype)
+        for i, g, c in T.Parallel(count, groups, width):
+            factors[i * groups + g, c] = weight[first * slices + g, c]
+        for i, c in T.Parallel(every, width):
+            wide[i, c] = wide[i, c] * T.cast(factors[i, c], "float32")
+    T.reduce_absmax(wide, most, dim=1)
+    if sums is not None:
+        found = T.alloc_fragment((every,), "float32")
+        T.reduce_sum(wide, found, dim=1)
+    for i, g, s in T.Parallel(count, groups // slices, slices):
+        own = i * groups + g * slices + s
+        exponent = T.max(T.min(LIFTED - (T.reinterpret(most[own], "int32") >> 23), MOST), IN_PLACE)
+        power[own] = power_of_two(exponent)
+        powers[first + g, i * slices + s] = power_of_two(BACK + (0 if order.coded else IN_PLACE) - exponent)
         if squares is not None:
-            squared, of_group = T.alloc_fragment(wide.shape, "float32"), T.alloc_fragment((groups,), "float32")
-            for i, c in T.Parallel(groups, width):
-                squared[i, c] = wide[i, c] * wide[i, c]
-            T.reduce_sum(squared, of_group, dim=1)
-            for i in T.Parallel(groups):
-                squares[first * SLICES + i] = of_group[i]
-        if weight is not None:
-            factors = T.alloc_fragment((groups, width), weight.dtype)
-            T.copy(weight[first * SLICES, 0], factors)
-            for i, c in T.Parallel(groups, width):
-                wide[i, c] = wide[i, c] * T.cast(factors[i, c], "float32")
-        T.reduce_absmax(wide, most, dim=1)
+            squares[first + g, i * slices + s] = of_group[own]
         if sums is not None:
-            found = T.alloc_fragment((groups,), "float32")
-            T.reduce_sum(wide, found, dim=1)
-        for i, s in T.Parallel(groups // SLICES, SLICES):
-            exponent = T.max(T.min(LIFTED - (T.reinterpret(most[i * SLICES + s], "int32") >> 23), MOST), BACK - 254)
-            power[i * SLICES + s] = power_of_two(exponent)
-            powers[first + i, s] = power_of_two(BACK - exponent)
-            if sums is not None:
-                sums[first + i, s] = found[i * SLICES + s] * factor
-        for i, c in T.Parallel(groups, width):
-            ordered[i, c] = wide[i, order.column(c)] * (power[i] * T.if_then_else(c % FIELDS < 4, 1.0, 1 / 16))
-        for i, s, c in T.Parallel(groups // SLICES, SLICES, width):
-            row[order.place(first + i, s, c)] = ordered[i * SLICES + s, c]
+            sums[first + g, i * slices + s] = found[own] * factor
+    for i, c in T.Parallel(every, width):
+        ordered[i, c] = wide[i, order.column(c)] * (power[i] * order.less(c))
+    for i, g, s, c in T.Parallel(count, groups // slices, slices, width):
+        rows[order.place(first + g, i * slices + s, c)] = ordered[i * groups + g * slices + s, c]
 
 
 @T.macro
 def root_of(squares: Any, columns: Any, eps: float) -> Any:
-    """Return the reciprocal root of the mean of squares plus eps, from the sums of groups in shared memory."""
-    of_groups, total = (T.alloc_fragment(shape, "float32") for shape in ((1, *squares.shape), (1,)))
-    for i, g in T.Parallel(*of_groups.shape):
-        of_groups[i, g] = squares[g]
+    """Return the reciprocal root of one row's mean of squares plus eps, from the sums of groups in shared memory."""
+    of_groups, total = (T.alloc_fragment(shape, "float32") for shape in ((1, math.prod(squares.shape)), (1,)))
+    for i, g, s in T.Parallel(1, *squares.shape):
+        of_groups[i, g * squares.shape[1] + s] = squares[g, s]
     T.reduce_sum(of_groups, total, dim=1)
     return T.rsqrt(total[0] / T.cast(columns, "float32") + eps)
 
@@ -172,6 +192,7 @@ class Fetched:
         and the number of words of a group, and `kinds` describe scales and zeros.
         """
         (dtype, self.words), self.kinds, self.given = words, kinds, given
+        self.slices = config.splits
         self.groups = [
             [
                 T.alloc_fragment((config.block_n, self.words), dtype),
@@ -183,58 +204,63 @@ class Fetched:
     def fetch(self, number: int, col: Any, step: Any) -> None:
         """Begin to load the group of that number of each slice in a step. `col` is the first row of the weights."""
         words, *factors = self.groups[number]
-        first = (step * len(self.groups) + number) * SLICES
+        slices = self.slices
+        first = (step * len(self.groups) + number) * slices
         for r, i in T.Parallel(*words.shape, eviction_policy="no_allocate"):  # each is read once
-            words[r, i] = self.given[0][col + r // SLICES, (first + r % SLICES) * self.words + i]
+            words[r, i] = self.given[0][col + r // slices, (first + r % slices) * self.words + i]
         for kind, source, found in zip(self.kinds, self.given[1:], factors, strict=True):
             if kind:
                 for r, i in T.Parallel(*found.shape):
-                    found[r, i] = source[kind.place(col + r // SLICES, first + r % SLICES + i)]
+                    found[r, i] = source[kind.place(col + r // slices, first + r % slices + i)]
 
 
 @T.macro
 def multiply(
-    config: Config, spec: Spec, row: Any, factors: tuple[Any, Any], matrices: Sequence[Any], cols: tuple[Any, Any],
-    steps: Any,
+    config: Config, spec: Spec, rows: Any, factors: tuple[Any, Any], table: Any, matrices: Sequence[Any],
+    cols: tuple[Any, Any], steps: Any,
 ) -> Any:  # fmt: skip
     """Compute the products of all pairs of slices of one tile. `cols` are the first rows of its weights, and of those
     of the next tile. The first step of that is loaded beside the last one of this tile.
     """
     products = list[Any]()
     for _ in matrices:
-        product = T.alloc_fragment((config.block_n, SLICES), "float32")
+        product = T.alloc_fragment((config.block_n, columns_of(config)), "float32")
         T.clear(product)
         products.append(product)
     for step in T.serial(steps - 1):
-        add_step(config, spec, row, factors, matrices, products, step, (cols[0], step + 1))
-    add_step(config, spec, row, factors, matrices, products, steps - 1, (cols[1], 0))
+        add_step(config, spec, rows, factors, table, matrices, products, step, (cols[0], step + 1))
+    add_step(config, spec, rows, factors, table, matrices, products, steps - 1, (cols[1], 0))
     return products
 
 
 @T.macro
 def add_step(
-    config: Config, spec: Spec, row: Any, factors: tuple[Any, Any], matrices: Sequence[Any], products: Sequence[Any],
-    step: Any, following: tuple[Any, Any],
+    config: Config, spec: Spec, rows: Any, factors: tuple[Any, Any], table: Any, matrices: Sequence[Any],
+    products: Sequence[Any], step: Any, following: tuple[Any, Any],
 ) -> None:  # fmt: skip
     """Add the products of a step, and begin to load the `following` one: its weights' first row, and its number."""
-    order = Order(spec.storage.group, spec.storage.high_first)
+    order = order_of(spec)
     powers, sums = factors
     for number, _ in enumerate(matrices[0].groups):
         group = step * config.stages + number
-        loaded = T.alloc_fragment((order.words, SLICES, COLUMNS), row.dtype)
-        columns = T.alloc_fragment((SLICES, order.width), row.dtype)
+        loaded = T.alloc_fragment((order.words, columns_of(config), COLUMNS), rows.dtype)
+        columns = T.alloc_fragment((columns_of(config), order.width), rows.dtype)
         for w, s, c in T.Parallel(*loaded.shape):
-            loaded[w, s, c] = row[group * order.words + w, s * COLUMNS + c]
+            loaded[w, s, c] = rows[group * order.words + w, s * COLUMNS + c]
         for s, c in T.Parallel(*columns.shape):
             word, place = order.held(c)
             columns[s, c] = loaded[word, s, place]
         for matrix, product in zip(matrices, products, strict=True):
             words, scales, zeros = matrix.groups[number]
             scale, zero = kept(spec.storage.scale, scales), kept(spec.storage.zero, zeros)
-            weights = T.alloc_fragment((config.block_n, order.width), row.dtype)
+            weights = T.alloc_fragment((config.block_n, order.width), rows.dtype)
             for r, c in T.Parallel(*weights.shape):
                 word, *place = order.field(c)
-                weights[r, c] = T.cast(T.nibble_in_place(unsigned(spec, words[r, word]), *place), row.dtype)
+                if table is not None:
+                    byte, second = place
+                    weights[r, c] = table[T.table_place(words[r, word], byte, r % 8 * 4 + c % 8 // 2, second)]
+                else:
+                    weights[r, c] = T.cast(T.nibble_in_place(unsigned(spec, words[r, word]), *place), rows.dtype)
             matrix.fetch(number, *following)
             total = T.alloc_fragment(product.shape, "float32")
             T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -260,12 +286,14 @@ def kept(kind: Any, stored: Any) -> Any:
 
 @library_jit
 def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for one row a, given as groups, of which a block holds
-    `held`.
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for few rows a, given as groups, of which a block holds
+    `held` of each row.
 
-    `config.blocks` blocks take one tile of the weights after the other. A step has `config.stages` groups of a slice.
+    A product has `config.splits` slices of K. `config.blocks` blocks take one tile of the weights after the other. A
+    step has `config.stages` groups of a slice.
     """
-    rows, storage = config.block_n // SLICES, spec.storage
+    slices, storage, columns = config.splits, spec.storage, columns_of(config)
+    rows, order = config.block_n // slices, order_of(spec)
     m, n, _, _, types = spec.types()
     groups, norm = T.dynamic("pieces"), spec.norm
     if norm and norm.weight:
@@ -273,9 +301,10 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
 
     @T.prim_func
     def row_dequant_gemm(
-        a: strided("a", (groups, storage.group), spec.product.dtype, multiple=spec.product.vector), *operands: types,
+        a: strided("a", (m, groups, storage.group), spec.product.dtype, multiple=spec.product.vector),
+        *operands: types,
         out: T.Tensor((m, n), spec.product.out_dtype),
-    ):  # fmt: skip
+    ):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(config.resident)
             start_early()
@@ -289,54 +318,55 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             for matrix in matrices:
                 for number, _ in enumerate(matrix.groups):
                     matrix.fetch(number, block * rows, 0)
-            order = Order(storage.group, storage.high_first)
-            row = T.alloc_shared((held // SLICES * order.words, LINE), "float16")
-            T.annotate_layout({row: T.make_linear_layout(row)})
-            less = bool(storage.zero) or excess(spec) != 0.0
-            factors = [T.alloc_shared((held // SLICES, SLICES), "float32") if x else None for x in (True, less)]
-            squares = T.alloc_shared((held,), "float32") if norm else None
-            factor = -1.0 if storage.zero else -excess(spec)
-            hold(a, order, row, *factors, factor, config.threads, (weight, squares))
+            table = pairs_of(storage.format, storage.high_first, torch.float16) if storage.coded else None
+            ordered = T.alloc_shared((held // slices * order.words, columns * COLUMNS + PADDING), "float16")
+            T.annotate_layout({ordered: T.make_linear_layout(ordered)})
+            powers, less, squares = (
+                T.alloc_shared((held // slices, columns), "float32") if x else None
+                for x in (True, takes_off(spec), norm)
+            )
+            shape = config.block_m, min(held, part_of(config)), slices
+            for part in T.serial(held // shape[1]):
+                factor = -1.0 if storage.zero else -excess(spec)
+                hold(a, order, shape, part, ordered, powers, less, factor, config.threads, (weight, squares))
             root = root_of(squares, groups * storage.group, norm.eps) if norm else None
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):
                 col = (iteration * config.blocks + block) * rows
                 cols = col, col + config.blocks * rows
-                steps = T.ceildiv(groups, SLICES * config.stages)
-                products = multiply(config, spec, row, factors, matrices, cols, steps)
-                sums = [own_slices(product) for product in products]
-                for j in T.Parallel(rows):
-                    if col + j < n:
-                        values = [sum_[j] * root if norm else sum_[j] for sum_ in sums]
-                        out[0, col + j] = finish(spec, values, given, 0, col + j)
+                steps = T.ceildiv(groups, slices * config.stages)
+                products = multiply(config, spec, ordered, (powers, less), table, matrices, cols, steps)
+                sums = [own_slices(product, slices) for product in products]
+                for row, j in T.Parallel(config.block_m, rows):
+                    if row < m and col + j < n:
+                        values = [total[j, row] * root if norm else total[j, row] for total in sums]
+                        out[row, col + j] = finish(spec, values, given, row, col + j)
 
     return row_dequant_gemm
 
 
 @T.macro
-def own_slices(product: Any) -> Any:
-    """Add up the entries of a product where both slices are the same."""
-    rows = product.shape[0] // SLICES
-    own, found, whole = (
-        T.alloc_fragment(shape, "float32") for shape in ((rows, SLICES, SLICES), (rows, SLICES), (rows,))
-    )
-    for j, s, c in T.Parallel(*own.shape):
-        own[j, s, c] = T.if_then_else(s == c, product[j * SLICES + s, c], 0.0)
-    T.reduce_sum(own, found, dim=2)
+def own_slices(product: Any, slices: int) -> Any:
+    """Add up the entries of a product where both slices are the same, for each row of a."""
+    rows, count = product.shape[0] // slices, product.shape[1] // slices
+    shapes = (rows, slices, count, slices), (rows, slices, count), (rows, count)
+    own, found, whole = (T.alloc_fragment(shape, "float32") for shape in shapes)
+    for j, s, i, c in T.Parallel(*own.shape):
+        own[j, s, i, c] = T.if_then_else(s == c, product[j * slices + s, i * slices + c], 0.0)
+    T.reduce_sum(own, found, dim=3)
     T.reduce_sum(found, whole, dim=1)
     return whole
 
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Return whether this kernel can compute a product: of one row by words of int32 whose groups have a scale each."""
+    """Return whether this kernel can compute a product: of few rows by int32 words whose groups have a scale each."""
     storage = spec.storage
     return (
         not isinstance(problem.m, torch.SymInt)  # another call may have more rows
         and not isinstance(problem.k, torch.SymInt)
-        and problem.m == 1
+        and problem.m <= (1 if spec.norm else 2 if storage.coded else max(SLICES_OF))
         and machine.is_gpu
         and problem.aligned
         and storage.words == torch.int32
-        and not storage.coded
         and LEAST_GROUP <= storage.group <= AHEAD
         and storage.group % COLUMNS == 0
         and bool(storage.scale)
@@ -346,15 +376,26 @@ def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
 
 
 def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
-    """Launch the product of one row and the other operands of `dequant.prepare` into `out`.
+    """Launch the product of few rows and the other operands of `dequant.prepare` into `out`.
 
     The weight of a norm comes last among these.
     """
     a, *operands = tensors
-    groups = a.view(-1, spec.storage.group)
+    groups = a.unflatten(1, (-1, spec.storage.group))
     if spec.norm and spec.norm.weight:
-        operands[-1] = operands[-1].contiguous().view(groups.shape)
-    machine.kernel(row_dequant_matmul)(config, spec, groups_ordered(config, len(groups)))(groups, *operands, out)
+        operands[-1] = operands[-1].contiguous().view(groups.shape[1:])
+    held = groups_ordered(config, groups.shape[1])
+    machine.kernel(row_dequant_matmul)(config, spec, held)(groups, *operands, out)
+
+
+def columns_of(config: Config) -> int:
+    """Return the columns of a product: slices of all rows."""
+    return config.block_m * config.splits
+
+
+def takes_off(spec: Spec) -> bool:
+    """Return whether something is taken off fields as unsigned numbers."""
+    return bool(spec.storage.zero) or excess(spec) != 0.0
 
 
 # Tilings. They change the speed, never the result.
@@ -363,12 +404,12 @@ ROWS, THREADS = 128, 256  # of a tile, and of a block
 LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
 AHEAD = 256  # columns of a slice in a step, of all matrices together
 BLOCKS = (2, THREADS), (3, THREADS), (1, 2 * THREADS)  # of a multiprocessor: their number, and threads
+SLICES_OF = {2: (4, 8), 4: (2, 4, 8), 8: (2,)}  # of K, by rows of a
+MOST_AHEAD = 16  # columns of a product for which registers have room beside two groups ahead
+LEAST_BUSY = {2: 0.7, 4: 0.7, 8: 0.84}  # share of multiprocessors' time in which tiles keep them busy, by rows of a
+SMALL = 1 << 25  # weights: fewer are multiplied by codes in any case
+LARGE, LEAST_BUSY_LARGE = 1 << 27, 0.95  # weights whose memory bounds the time, and that share for more
 LONG_ROW = 8192  # columns from which on several blocks of a multiprocessor put the row into order for too long
-
-
-def groups_held(config: Config, groups: int) -> int:
-    """Return how many groups of a row whole steps take."""
-    return round_up(groups, SLICES * config.stages)
 
 
 def lanes_of(width: int) -> int:
@@ -377,45 +418,94 @@ def lanes_of(width: int) -> int:
     return words & -words
 
 
-def least_part(width: int, threads: int) -> int:
-    """Return the fewest groups of which all threads of a block have as many numbers."""
-    return max(SLICES, threads // lanes_of(width))
+def least_part(config: Config) -> int:
+    """Return the fewest groups of a row of which all threads of a block have as many numbers."""
+    return max(config.splits, -(-config.threads // (lanes_of(config.block_k) * config.block_m)))
 
 
-def part_of(width: int, threads: int) -> int:
-    """Return how many groups a block puts into order at once: few enough for registers."""
-    least = least_part(width, threads)
-    return least * max(1, HELD * threads // (least * width))
+def part_of(config: Config) -> int:
+    """Return how many groups of each row a block puts into order at once: few enough for registers."""
+    least = least_part(config)
+    return least * max(1, HELD * config.threads // (least * config.block_k * config.block_m))
 
 
 def groups_ordered(config: Config, groups: int) -> int:
     """Return how many groups of a row a block holds in the order of lanes: those of whole steps, in whole parts."""
-    width, threads = config.block_k, config.threads
-    whole = round_up(groups, math.lcm(SLICES * config.stages, least_part(width, threads)))
-    return round_up(whole, min(whole, part_of(width, threads)))
+    whole = round_up(groups, math.lcm(config.splits * config.stages, least_part(config)))
+    return round_up(whole, min(whole, part_of(config)))
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
-    """Choose the tiling of a product that `fits`. None if no block can hold the row.
+    """Choose the tiling of a product that `fits`. None if no block can hold the rows. Also if tiles of several rows or
+    of codes would leave multiprocessors idle.
 
     Blocks share a multiprocessor by twos or threes, whichever leaves fewer rows to the fullest one. Several products
-    take three, if each has rows. If the row is long, one block of twice the threads takes the place of two.
+    take three, if each has rows. If the row is long, one block of twice the threads takes the place of two. A table is
+    filled by one block, or by three if these leave fewer rows.
     """
-    group, n, long = spec.storage.group, typical(problem).n, problem.k >= LONG_ROW
-    stages = max(1, AHEAD // group // problem.products)
+    if problem.m > 1:
+        return _config_of_rows(problem, spec, machine)
+    group, n, long, coded = spec.storage.group, typical(problem).n, problem.k >= LONG_ROW, spec.storage.coded
+    ahead = max(1, AHEAD // group // problem.products)
+    shapes: tuple[tuple[int, int], ...] = BLOCKS[::-1] if long else BLOCKS
+    if coded:
+        shapes, ahead = BLOCKS[:0:-1], max(1, ahead // problem.products)
     configs = [
-        Config(SLICES, threads // 2, group, threads, stages, blocks=count * machine.num_sms, resident=count)
-        for count, threads in (reversed(BLOCKS) if long else BLOCKS)
-    ]
-    if problem.products > 1 and stages == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
+        Config(
+            1, threads // 2, group, threads, max(1, ahead // 2) if coded and count == 3 else ahead, SLICES,
+            blocks=count * machine.num_sms, resident=count,
+        )
+        for count, threads in shapes
+    ]  # fmt: skip
+    if problem.products > 1 and ahead == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
         configs = [config for config in configs if config.resident == 3]
-    fitting = [config for config in configs if blocks_fit(config, spec, problem.k // group, machine)]
-    return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+    groups = problem.k // group
+    fitting = [config for config in configs if blocks_fit(config, spec, groups, machine)]
+    if not coded:
+        return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+    least = 0.5 if long else 0.75 if n * problem.k * problem.products > SMALL else 0.0
+    busy = {config: _busy(config, n, groups, machine) for config in fitting}
+    return max((config for config in fitting if busy[config] >= least), key=lambda config: busy[config], default=None)
+
+
+def _busy(config: Config, n: int, groups: int, machine: Machine) -> float:
+    """Estimate the share of the fullest multiprocessor's time in which all of them have rows and groups."""
+    steps = round_up(groups, config.splits * config.stages)
+    return n * groups / (_rows_of_fullest(config, n) * machine.num_sms * steps)
+
+
+def _config_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
+    """Choose the tiling of several rows. Its slices leave few rows of weights to the fullest multiprocessor. Each row
+    costs more if the product has more columns.
+    """
+    group, n, rows = spec.storage.group, typical(problem).n, next_power(problem.m)
+    ahead, threads = min(2, max(1, AHEAD // group // problem.products)), 2 * THREADS
+    configs = [
+        Config(
+            rows, threads // 2, group, threads, 1 if rows * slices > MOST_AHEAD else ahead, slices,
+            blocks=machine.num_sms,
+        )
+        for slices in SLICES_OF[rows]
+        if rows * slices <= MOST_AHEAD or problem.k < LONG_ROW
+    ]  # fmt: skip
+    large = n * problem.k * problem.products > LARGE
+    if large and spec.storage.coded:
+        return None
+
+    def least(config: Config) -> float:
+        return LEAST_BUSY_LARGE if large or columns_of(config) > MOST_AHEAD else LEAST_BUSY[rows]
+
+    fitting = [
+        config for config in configs
+        if n >= least(config) * _rows_of_fullest(config, n) * machine.num_sms
+        and blocks_fit(config, spec, problem.k // group, machine)
+    ]  # fmt: skip
+    return min(fitting, key=lambda c: _rows_of_fullest(c, n) * (SLICES + columns_of(c)), default=None)
 
 
 def _rows_of_fullest(config: Config, n: int) -> int:
     """Return how many rows of weights the fullest multiprocessor has if its blocks take as many tiles."""
-    rows = config.block_n // SLICES
+    rows = config.block_n // config.splits
     return -(-n // (rows * config.blocks)) * config.resident * rows
 
 
@@ -426,6 +516,9 @@ def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> boo
 
 
 def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
-    """Compute the shared memory of the groups of a row, and of their powers, sums and squares."""
-    factors = 1 + (1 if spec.storage.zero or excess(spec) else 0) + (1 if spec.norm else 0)
-    return Footprint((Tile(held // SLICES * config.block_k // COLUMNS, LINE, 16), Tile(factors, held, 32)), bulk)
+    """Compute the shared memory of the groups of the rows, and of their powers, sums and squares."""
+    factors = 1 + takes_off(spec) + bool(spec.norm)
+    columns, rounds = columns_of(config), held // config.splits
+    lines = Tile(rounds * config.block_k // COLUMNS, columns * COLUMNS + PADDING, 16)
+    table = (Tile(1, TABLE, 16),) if spec.storage.coded else ()
+    return Footprint((lines, Tile(factors * rounds, columns, 32), *table), bulk)
