@@ -143,6 +143,24 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
     assert spec.scales[1].runs(64) == (form != "blocks of a") and not spec.scales[1].runs(96)
 
 
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("blocks", [0, 2])
+@pytest.mark.parametrize("together", [False, True])
+def test_tiles_across_borders_of_scales(together, blocks, engine, problems, check):
+    """Tiles of all widths take their columns in pieces, of which each has one scale: copied together, or loaded."""
+    width = 8 * problems.pick(*(n for n in range(1, 25) if 128 % (8 * n)))
+    m, n, k = problems.size(140), 128 + 8 * problems.size(20), 128 * (4 if together else problems.pick(2, 3))
+    args = arguments(problems, FORMS["blocks"], m, n, k)
+    scale_a, scale_b = (x.t().clone(memory_format=torch.contiguous_format).t() for x in args[2:])
+    args = (args[0].contiguous(), args[1].t().contiguous().t(), scale_a, scale_b)
+    config = Config(64, width, 128, 128, 3, panel=problems.pick(0, 8), staged=problems.pick(False, True), blocks=blocks)
+    got = scaled_gemm(*args, [], "", "", BF16, config=config)
+    check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
+    spec = prepare(ScaledGemmArgs(*args, [], "", "", BF16), HOPPER, got)[0]
+    pieces = spec.split(width)
+    assert len(pieces) > 1 and all(spec.scales[1].runs(piece.width) == together for piece in pieces)
+
+
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("together", [1, 2])
 def test_persistent_blocks(together, engine, problems, check):

@@ -19,6 +19,7 @@ from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.scaled import (
     GROUP,
+    Piece,
     Problem,
     Spec,
     buffers_of,
@@ -59,16 +60,16 @@ def tile_of_group(
     buffers: Sequence[Any],
     out: Any,
     tile: Any,
-    col: Any,
+    pieces: Sequence[Piece],
 ) -> None:
-    """Compute and store the columns from `col` on of a tile of the plan."""
+    """Compute and store a tile of the plan, in the columns of `pieces`."""
     groups = offsets.shape[0]
     group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
     matrix = (T.clamp(group, 0, groups - 1),)
-    ends = whole_scales(config, spec, operands, first, col, matrix)
-    product = multiply(config, spec, a, operands, first, col, steps, matrix)
-    leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
+    ends = whole_scales(config, spec, operands, first, pieces, matrix)
+    product = multiply(config, spec, a, operands, first, pieces, steps, matrix)
+    leave(config, spec, product, ends, operands, buffers, out, first, pieces, end, (group,))
 
 
 @library_jit
@@ -90,8 +91,9 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.product.out_dtype)
-            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, bx * bn)
+            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
+            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, pieces)
 
     return grouped_scaled_gemm
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from torch_tile.kernels.common import (
     is_unit,
     machine_of,
     power_of_two,
+    power_within,
     strided,
     typical,
     vector_of,
@@ -35,7 +36,7 @@ from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panel_width
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
@@ -135,6 +136,27 @@ class Scale:
         return strided(name, shape, torch.float32, multiple=vector)
 
 
+def powers_within(size: int, most: int) -> list[tuple[int, int]]:
+    """Split a size into powers of two of at most `most`, the largest first; return where each starts, and its size."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < size:
+        part = min(most, power_within(size - start))
+        found.append((start, part))
+        start += part
+    return found
+
+
+class Piece(NamedTuple):
+    """Columns of a tile that lie side by side in the result: their first place in the tile, how many, and the column of
+    the first.
+    """
+
+    start: int
+    width: int
+    col: Any = None
+
+
 @dataclass(frozen=True)
 class Spec:
     """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, both operands' scales, and how
@@ -159,6 +181,24 @@ class Spec:
         """Return the dtype in which runs of 128 columns are summed."""
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
+    def split(self, columns: int) -> list[Piece]:
+        """Split a tile of so many columns where it would cross a border between blocks of scales of b.
+
+        The widths of pieces are powers of two that divide a block. So each piece has one scale in a step, and no
+        element asks on which side of a border it is.
+        """
+        kind = self.scales[1]
+        if not kind.grouped or kind.each(columns) == columns or kind.shared == 1:
+            return [Piece(0, columns)]
+        return [Piece(*each) for each in powers_within(columns, GROUP)]
+
+    def columns(self, columns: int, tile: Any, tiles: Any) -> list[Piece]:
+        """Return the pieces of one of `tiles` tiles. The first pieces of all tiles are neighbours, and so on.
+
+        So pieces of a width begin at multiples of it, as a tile's pieces become narrower.
+        """
+        return [Piece(start, width, tiles * start + tile * width) for start, width, _ in self.split(columns)]
+
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
         """Return m, n and k of a problem, and the types of all operands. `matrices` b are there, or one."""
         vector = self.product.vector
@@ -176,11 +216,15 @@ class GroupScales:
     """
 
     def __init__(
-        self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool
-    ):
+        self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool,
+        others: Sequence[GroupScales] = (),
+    ):  # fmt: skip
         """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
         columns of the result, of which each thread has many. `anywhere`: `row` is no multiple of a tile's rows, so bulk
         copies begin some rows before it.
+
+        The only scale of each of `others` becomes a factor of these, if all come by bulk copies. So all tiles are
+        waited for and released at once.
         """
         self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
         self.each = kind.each(rows)
@@ -193,7 +237,9 @@ class GroupScales:
         self.along = kind.runs(rows)
         self.copied = kind.bulk or self.along
         self.ahead = (T.alloc_shared if self.copied else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
-        self.now = (T.alloc_shared if many and not self.copied else T.alloc_fragment)((self.count,), "float32")
+        self.others = others if self.copied and all(other.along for other in others) else ()
+        allocate = T.alloc_shared if many and not self.copied else T.alloc_fragment
+        self.now = [allocate((self.count,), "float32") for _ in self.others or (None,)]
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
@@ -207,19 +253,18 @@ class GroupScales:
             for i in T.Parallel(self.count):
                 self.ahead[i] = self.scales[(*self.matrix, *self.kind.place(self.row + i * self.each, step))]
 
-    def advance(self, step: Any, times: GroupScales | None = None) -> None:
-        """Make the scales of `step` current, and begin to load those of the next step. They are multiplied by the only
-        scale of `times`, so that both tiles are waited for and released at once.
-        """
+    def advance(self, step: Any) -> None:
+        """Make the scales of `step` current, and begin to load those of the next step."""
         first = step % BULK_TILE if self.along else self.skipped
         for i in T.Parallel(self.count):
-            factor = self.ahead[i + first]
-            self.now[i] = factor if times is None else factor * times.ahead[step % BULK_TILE]
+            for now, other in zip(self.now, self.others or (None,), strict=True):
+                factor = self.ahead[i + first]
+                now[i] = factor if other is None else factor * other.ahead[step % BULK_TILE]
         self.fetch(step + 1)
 
-    def of(self, row: Any) -> Any:
-        """Return the scale of a row of the tile."""
-        return self.now[row // self.each]
+    def of(self, row: Any, other: int = 0) -> Any:
+        """Return the scale of a row of the tile, multiplied by that of number `other` of `others`."""
+        return self.now[other if self.others else 0][row // self.each]
 
 
 class WholeScales:
@@ -231,10 +276,10 @@ class WholeScales:
         Each thread has many columns: so it loads some, and finds all in shared memory.
         """
         self.each = kind.each(rows)
-        count = rows // self.each
-        self.loaded = T.alloc_fragment((count,), "float32")
-        self.all = T.alloc_shared((count,), "float32") if across and count > FEW_SCALES else self.loaded
-        for i in T.Parallel(count):
+        self.count = rows // self.each
+        self.loaded = T.alloc_fragment((self.count,), "float32")
+        self.all = T.alloc_shared((self.count,), "float32") if across and self.count > FEW_SCALES else self.loaded
+        for i in T.Parallel(self.count):
             self.loaded[i] = scales[(*matrix, *kind.place(row + i * self.each, 0))]
 
     def share(self) -> None:
@@ -244,7 +289,7 @@ class WholeScales:
 
     def of(self, row: Any) -> Any:
         """Return the scale of a row of the tile."""
-        return self.all[row // self.each]
+        return self.all[row // self.each if self.count > 1 else 0]
 
 
 @dataclass(frozen=True)
@@ -266,12 +311,12 @@ class Ends:
 
 
 def whole_scales(
-    config: Config, spec: Spec, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
+    config: Config, spec: Spec, operands: Sequence[Any], row: Any, pieces: Sequence[Piece], matrix: tuple[Any, ...] = ()
 ) -> Ends:
-    """Begin to load the scales of a tile that do not change along K."""
+    """Begin to load the scales of a tile that do not change along K. A tile of several pieces has none of columns."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
     of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False)
-    return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True))
+    return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, pieces[0].col, config.block_n, matrix, True))
 
 
 @T.macro
@@ -281,7 +326,7 @@ def multiply(
     a: Any,
     operands: Sequence[Any],
     row: Any,
-    col: Any,
+    pieces: Sequence[Piece],
     last: Any,
     matrix: tuple[Any, ...] = (),
     start: Any = 0,
@@ -300,36 +345,35 @@ def multiply(
     T.clear(product)
     part = T.alloc_fragment((bm, bn), spec.sums)
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
-    of_a = GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix)) if kind_a.grouped else None
-    of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
+    of_b = [
+        GroupScales(kind_b, scale_b, piece.col, piece.width, matrix, True, False) for piece in pieces if kind_b.grouped
+    ]
+    of_a = [GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix), of_b)] if kind_a.grouped else []
+    joined = any(each.others for each in of_a)
     first = start // GROUP
-    for each in filter(None, (of_a, of_b)):
+    for each in (*of_a, *of_b):
         each.fetch(first)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, start + step * GROUP], a_tile)
-        T.copy(b[(*matrix, col, start + step * packed)], words)
-        for each in filter(None, (of_a, of_b)):
+        for piece in pieces:
+            place = (*matrix, piece.col, start + step * packed)
+            T.copy(b[place], words if len(pieces) == 1 else words[piece.start : piece.start + piece.width, :])
+        for each in (*of_a, *of_b):
             each.load(first + step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
-        # The scale of a tile's columns is a factor of each row's scale. This holds if there is one and both come by
-        # bulk copies.
-        joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
-        if of_a is not None:
-            of_a.advance(first + step, joined)
-        if of_b is not None and joined is None:
-            of_b.advance(first + step)
+        for each in of_a if joined else (*of_a, *of_b):
+            each.advance(first + step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(bm, bn):
-            value = T.cast(part[i, j], "float32")
-            if of_a is not None and of_b is not None and joined is None:
-                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
-            elif of_a is not None:
-                value = value * of_a.of(i)
-            elif of_b is not None:
-                value = value * of_b.of(j)
-            product[i, j] += value
+        for number, piece in enumerate(pieces):
+            factors = [*of_a, *([] if joined else of_b[number : number + 1])]
+            for i, j in T.Parallel(bm, piece.width):
+                value = T.cast(part[i, piece.start + j], "float32")
+                scales_of = [each.of(i, number) if each in of_a else each.of(j) for each in factors]
+                if scales_of:  # the product of both is the same for many elements of a thread
+                    value = value * math.prod(scales_of[1:], start=scales_of[0])
+                product[i, piece.start + j] += value
     return product
 
 
@@ -366,37 +410,72 @@ def leave(
     buffers: Sequence[Any],
     out: Any,
     row: Any,
-    col: Any,
+    pieces: Sequence[Piece],
     end: Any = None,
     matrix: tuple[Any, ...] = (),
 ) -> None:
     """Store a tile of the result, rows before `end` if given: through shared memory if there are `buffers`."""
-    rows, (width, panels) = config.block_m, panels_of(config, spec.product.out_dtype.itemsize)
+    rows = config.block_m
     ends.share()
     if buffers:
-        for start, number in panels:
+        for start, width, col, number in panels_of_pieces(config, pieces, spec.product.out_dtype.itemsize):
             result = T.alloc_fragment((rows, width), spec.product.out_dtype)
             for i, j in T.Parallel(rows, width):
                 place = i, start + j
-                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + place[1], matrix)
+                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
             T.copy(result, buffers[number])
             if end is None:
-                T.copy(buffers[number], out[row, col + start])
+                T.copy(buffers[number], out[row, col])
             else:
                 for i, j in T.Parallel(rows, width):
                     if row + i < end:
-                        out[row + i, col + start + j] = buffers[number][i, j]
+                        out[row + i, col + j] = buffers[number][i, j]
     else:
-        for i, j in T.Parallel(rows, config.block_n):
-            if end is None or row + i < end:
-                value = finish(spec, product[i, j], ends, i, j, operands, row + i, col + j, matrix)
-                out[row + i, col + j] = value
+        for start, width, col in pieces:
+            for i, j in T.Parallel(rows, width):
+                if end is None or row + i < end:
+                    place = i, start + j
+                    value = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
+                    out[row + i, col + j] = value
 
 
-def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
+class Panel(NamedTuple):
+    """Columns of a tile that leave as one: their first place in it, how many, their first column, and the buffer."""
+
+    start: int
+    width: int
+    col: Any
+    buffer: int
+
+
+def panels_of_pieces(config: Config, pieces: Sequence[Piece], itemsize: int) -> list[Panel]:
+    """Split the pieces of a tile into panels for staged stores, as wide as they may be: each is a power of two.
+
+    Panels of one width take turns in two buffers.
+    """
+    found: list[Panel] = []
+    buffers: dict[int, list[int]] = {}
+    for piece in pieces:
+        for start, width in powers_within(piece.width, panel_width(config.block_m, itemsize)):
+            own = buffers.setdefault(width, [])
+            turn = sum(panel.width == width for panel in found)
+            if turn < 2:
+                own.append(sum(map(len, buffers.values())))
+            col = None if piece.col is None else piece.col + start
+            found.append(Panel(piece.start + start, width, col, own[turn % 2]))
+    return found
+
+
+def widths_of_buffers(config: Config, pieces: Sequence[Piece], itemsize: int) -> list[int]:
+    """Return the columns of each tile through which results leave."""
+    widths = {panel.buffer: panel.width for panel in panels_of_pieces(config, pieces, itemsize)}
+    return [widths[number] for number in range(len(widths))]
+
+
+def buffers_of(config: Config, pieces: Sequence[Piece], dtype: torch.dtype) -> list[Any]:
     """Allocate the tiles through which results leave, if they are staged."""
-    width, panels = panels_of(config, dtype.itemsize)
-    return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
+    widths = widths_of_buffers(config, pieces, dtype.itemsize) if config.staged else []
+    return [T.alloc_shared((config.block_m, width), dtype) for width in widths]
 
 
 @library_jit
@@ -410,10 +489,11 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.product.out_dtype)
-            ends = whole_scales(config, spec, operands, by * bm, bx * bn)
-            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
-            leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
+            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
+            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            ends = whole_scales(config, spec, operands, by * bm, pieces)
+            product = multiply(config, spec, a, operands, by * bm, pieces, T.ceildiv(k, GROUP))
+            leave(config, spec, product, ends, operands, buffers, out, by * bm, pieces)
 
     return scaled_gemm
 
@@ -432,13 +512,14 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
         clusters = config.blocks // shared
         with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
             rows, columns = T.ceildiv(m, bm * shared), T.ceildiv(n, bn)
-            buffers = buffers_of(config, spec.product.out_dtype)
+            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
             for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
-                row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
-                ends = whole_scales(config, spec, operands, row, col)
-                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
-                leave(config, spec, product, ends, operands, buffers, out, row, col)
+                row = (T.min(by, LAST // bm // shared) * shared + rank) * bm
+                pieces = spec.columns(bn, T.min(bx, LAST // bn), columns)
+                ends = whole_scales(config, spec, operands, row, pieces)
+                product = multiply(config, spec, a, operands, row, pieces, T.ceildiv(k, GROUP))
+                leave(config, spec, product, ends, operands, buffers, out, row, pieces)
 
     return scaled_gemm
 
@@ -617,12 +698,14 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
     if bits < 8:
         tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
-    for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
+    pieces = spec.split(bn)
+    scales = [(spec.scales[0], bm, False), *((spec.scales[1], piece.width, True) for piece in pieces)]
+    for kind, rows, across in scales:
         if kind.bulk or kind.runs(rows):
             tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:
-        width, panels = panels_of(config, spec.product.out_dtype.itemsize)
-        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
+        size = spec.product.out_dtype.itemsize
+        tiles += [Tile(bm, width, 8 * size) for width in widths_of_buffers(config, pieces, size)]
     return Footprint(tuple(tiles), bulk)
