@@ -10,6 +10,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.tiling import (
     Config,
     Problem,
+    buffers_of,
     config_for,
     footprint,
     panel_width,
@@ -100,10 +101,14 @@ def test_tiles_fill_the_last_turn():
 
 
 def test_panels_of_a_tile():
-    """Two buffers in turns; widths divide the tile, and a turned one is a panel by itself."""
-    assert panels_of(Config(128, 192), 2) == (64, [(0, 0), (64, 1), (128, 0)])
-    assert panels_of(Config(192, 48), 2) == (16, [(0, 0), (16, 1), (32, 0)])
-    assert panels_of(Config(16, 256, transposed=True), 2) == (256, [(0, 0)])
+    """Two buffers in turns for each width; panels are powers of two, and a turned tile is a panel by itself."""
+    assert panels_of(Config(128, 192), 2) == [(0, 64, 0), (64, 64, 1), (128, 64, 0)]
+    assert panels_of(Config(192, 48), 2) == [(0, 32, 0), (32, 16, 1)]
+    assert panels_of(Config(128, 176), 2) == [(0, 64, 0), (64, 64, 1), (128, 32, 2), (160, 16, 3)]
+    pieces = panels_of(Config(128, 144), 4, [(0, 128), (128, 16)])
+    assert pieces == [(0, 32, 0), (32, 32, 1), (64, 32, 0), (96, 32, 1), (128, 16, 2)]
+    assert buffers_of(pieces) == [32, 32, 16]
+    assert panels_of(Config(16, 256, transposed=True), 2) == [(0, 256, 0)]
 
 
 GPUS_few_rows = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]

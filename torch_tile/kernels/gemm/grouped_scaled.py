@@ -22,13 +22,14 @@ from torch_tile.kernels.gemm.scaled import (
     Piece,
     Problem,
     Spec,
-    buffers_of,
     can_be_timed,
     config_for,
     leave,
     multiply,
+    panels_of_pieces,
     prepare,
     spread,
+    staging_of,
     whole_scales,
 )
 from torch_tile.kernels.gemm.tiling import Config
@@ -91,7 +92,7 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
             pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
             tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, pieces)
 

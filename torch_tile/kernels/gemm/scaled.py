@@ -26,7 +26,6 @@ from torch_tile.kernels.common import (
     is_unit,
     machine_of,
     power_of_two,
-    power_within,
     strided,
     typical,
     vector_of,
@@ -36,7 +35,7 @@ from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panel_width
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Panel, buffers_of, panels_of, powers_within
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
@@ -136,17 +135,6 @@ class Scale:
         return strided(name, shape, torch.float32, multiple=vector)
 
 
-def powers_within(size: int, most: int) -> list[tuple[int, int]]:
-    """Split a size into powers of two of at most `most`, the largest first; return where each starts, and its size."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    while start < size:
-        part = min(most, power_within(size - start))
-        found.append((start, part))
-        start += part
-    return found
-
-
 class Piece(NamedTuple):
     """Columns of a tile that lie side by side in the result: their first place in the tile, how many, and the column of
     the first.
@@ -184,8 +172,8 @@ class Spec:
     def split(self, columns: int) -> list[Piece]:
         """Split a tile of so many columns where it would cross a border between blocks of scales of b.
 
-        The widths of pieces are powers of two that divide a block. So each piece has one scale in a step, and no
-        element asks on which side of a border it is.
+        The widths of pieces are powers of two that divide a block. So each piece has one scale in a step. No element
+        asks on which side of a border it is.
         """
         kind = self.scales[1]
         if not kind.grouped or kind.each(columns) == columns or kind.shared == 1:
@@ -316,7 +304,9 @@ def whole_scales(
     """Begin to load the scales of a tile that do not change along K. A tile of several pieces has none of columns."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
     of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False)
-    return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, pieces[0].col, config.block_n, matrix, True))
+    return Ends(
+        of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, pieces[0].col, config.block_n, matrix, True)
+    )
 
 
 @T.macro
@@ -367,12 +357,12 @@ def multiply(
             each.advance(first + step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
         for number, piece in enumerate(pieces):
-            factors = [*of_a, *([] if joined else of_b[number : number + 1])]
+            own = [] if joined else of_b[number : number + 1]
             for i, j in T.Parallel(bm, piece.width):
                 value = T.cast(part[i, piece.start + j], "float32")
-                scales_of = [each.of(i, number) if each in of_a else each.of(j) for each in factors]
-                if scales_of:  # the product of both is the same for many elements of a thread
-                    value = value * math.prod(scales_of[1:], start=scales_of[0])
+                factors = [*(each.of(i, number) for each in of_a), *(each.of(j) for each in own)]
+                if factors:  # the product of both is the same for many elements of a thread
+                    value = value * math.prod(factors[1:], start=factors[0])
                 product[i, piece.start + j] += value
     return product
 
@@ -418,7 +408,9 @@ def leave(
     rows = config.block_m
     ends.share()
     if buffers:
-        for start, width, col, number in panels_of_pieces(config, pieces, spec.product.out_dtype.itemsize):
+        for start, width, number in panels_of_pieces(config, spec):
+            piece = next(piece for piece in reversed(pieces) if piece.start <= start)
+            col = piece.col + (start - piece.start)
             result = T.alloc_fragment((rows, width), spec.product.out_dtype)
             for i, j in T.Parallel(rows, width):
                 place = i, start + j
@@ -439,42 +431,15 @@ def leave(
                     out[row + i, col + j] = value
 
 
-class Panel(NamedTuple):
-    """Columns of a tile that leave as one: their first place in it, how many, their first column, and the buffer."""
-
-    start: int
-    width: int
-    col: Any
-    buffer: int
+def panels_of_pieces(config: Config, spec: Spec) -> list[Panel]:
+    """Split the pieces of a tile into panels for staged stores."""
+    pieces = [(piece.start, piece.width) for piece in spec.split(config.block_n)]
+    return panels_of(config, spec.product.out_dtype.itemsize, pieces)
 
 
-def panels_of_pieces(config: Config, pieces: Sequence[Piece], itemsize: int) -> list[Panel]:
-    """Split the pieces of a tile into panels for staged stores, as wide as they may be: each is a power of two.
-
-    Panels of one width take turns in two buffers.
-    """
-    found: list[Panel] = []
-    buffers: dict[int, list[int]] = {}
-    for piece in pieces:
-        for start, width in powers_within(piece.width, panel_width(config.block_m, itemsize)):
-            own = buffers.setdefault(width, [])
-            turn = sum(panel.width == width for panel in found)
-            if turn < 2:
-                own.append(sum(map(len, buffers.values())))
-            col = None if piece.col is None else piece.col + start
-            found.append(Panel(piece.start + start, width, col, own[turn % 2]))
-    return found
-
-
-def widths_of_buffers(config: Config, pieces: Sequence[Piece], itemsize: int) -> list[int]:
-    """Return the columns of each tile through which results leave."""
-    widths = {panel.buffer: panel.width for panel in panels_of_pieces(config, pieces, itemsize)}
-    return [widths[number] for number in range(len(widths))]
-
-
-def buffers_of(config: Config, pieces: Sequence[Piece], dtype: torch.dtype) -> list[Any]:
+def staging_of(config: Config, panels: Sequence[Panel], dtype: torch.dtype) -> list[Any]:
     """Allocate the tiles through which results leave, if they are staged."""
-    widths = widths_of_buffers(config, pieces, dtype.itemsize) if config.staged else []
+    widths = buffers_of(panels) if config.staged else []
     return [T.alloc_shared((config.block_m, width), dtype) for width in widths]
 
 
@@ -489,7 +454,7 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
             pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
             ends = whole_scales(config, spec, operands, by * bm, pieces)
             product = multiply(config, spec, a, operands, by * bm, pieces, T.ceildiv(k, GROUP))
@@ -512,7 +477,7 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
         clusters = config.blocks // shared
         with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
             rows, columns = T.ceildiv(m, bm * shared), T.ceildiv(n, bn)
-            buffers = buffers_of(config, spec.split(bn), spec.product.out_dtype)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
             for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
                 row = (T.min(by, LAST // bm // shared) * shared + rank) * bm
@@ -707,5 +672,5 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:
         size = spec.product.out_dtype.itemsize
-        tiles += [Tile(bm, width, 8 * size) for width in widths_of_buffers(config, pieces, size)]
+        tiles += [Tile(bm, width, 8 * size) for width in buffers_of(panels_of_pieces(config, spec))]
     return Footprint(tuple(tiles), bulk)

@@ -6,9 +6,10 @@ speed does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -81,8 +82,7 @@ def footprint(config: Config, dtype: torch.dtype, products: int, out: torch.dtyp
     if config.cluster:
         tiles += [Tile(bm, bn, 8 * compute_dtype(dtype).itemsize, parts=(Part.LEAVING,))] * products
     elif config.blocks:
-        width, panels = panels_of(config, out.itemsize)
-        tiles += [Tile(bm, width, 8 * out.itemsize)] * len(panels[:2])
+        tiles += [Tile(bm, width, 8 * out.itemsize) for width in buffers_of(panels_of(config, out.itemsize))]
     elif config.staged:
         tiles.append(Tile(bm, bn, 8 * out.itemsize, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)
@@ -271,12 +271,48 @@ def panel_width(block_m: int, itemsize: int) -> int:
     return (128 if block_m <= 128 else 64) // itemsize
 
 
-def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
-    """Split a tile into column panels for staged stores: width, first columns, and which of two buffers each uses. A
-    tile that is made as its transpose leaves as a whole.
+class Panel(NamedTuple):
+    """Columns of a tile that are stored as one: the first, how many, and the number of the buffer that they use."""
+
+    start: int
+    width: int
+    buffer: int
+
+
+def panels_of(config: Config, itemsize: int, pieces: Sequence[tuple[int, int]] = ()) -> list[Panel]:
+    """Split a tile, or each of its `pieces` (first column, width), into panels for staged stores.
+
+    They are as wide as they may be, and powers of two. Those of one width take turns in two buffers. A tile that is
+    made as its transpose leaves as a whole.
     """
-    width = config.block_n if config.transposed else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
-    return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
+    if config.transposed:
+        return [Panel(0, config.block_n, 0)]
+    found: list[Panel] = []
+    buffers: dict[int, list[int]] = {}
+    for first, columns in pieces or [(0, config.block_n)]:
+        for start, width in powers_within(columns, panel_width(config.block_m, itemsize)):
+            before = sum(panel.width == width for panel in found)
+            own = buffers.setdefault(width, [])
+            if before < 2:
+                own.append(sum(map(len, buffers.values())))
+            found.append(Panel(first + start, width, own[before % 2]))
+    return found
+
+
+def powers_within(size: int, most: int) -> list[tuple[int, int]]:
+    """Split a size into powers of two of at most `most`, the largest first; return where each starts, and its size."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < size:
+        part = min(most, power_within(size - start))
+        found.append((start, part))
+        start += part
+    return found
+
+
+def buffers_of(panels: Iterable[Panel]) -> list[int]:
+    """Return the columns of each buffer that panels use."""
+    return list({panel.buffer: panel.width for panel in panels}.values())
 
 
 def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:
