@@ -287,7 +287,9 @@ def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None)
     b_transposed = tuple(transposed for _, transposed in matrices)
     spec = Spec(a.dtype, out.dtype, a_transposed, b_transposed, specs, epilogue, vector)
     row = bool(m == 1) and not a_transposed and all(b_transposed)  # a comparison of symbols could not be remembered
-    config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1, out=out.dtype), machine)
+    along_k = all(b_transposed) and not a_transposed
+    problem = Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1, out=out.dtype, along_k=along_k)
+    config = config or config_for(problem, machine)
     if config is None:
         whole.copy_(reference(*args))
         return

@@ -7,6 +7,7 @@ dtypes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -125,6 +126,7 @@ def grouped_scaled_gemm(
 
 PANEL = 8  # tiles below each other that run together
 LOW, WIDE, HIGH = Config(64, 192, GROUP, 128, 5), Config(128, 192, GROUP, 256, 4), Config(192, 128, GROUP, 384, 4)
+WIDER = 1.04  # time of a step of WIDE by one of HIGH, which has as many elements
 FEW_ROWS = 96  # of a group, up to which reading its matrix takes longer than multiplying
 
 
@@ -137,11 +139,25 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
     groups, rows = average(groups, problem.m)
     config = None
     if can_be_timed(problem, machine):
-        few = rows <= FEW_ROWS
-        config = (WIDE if few else HIGH) if problem.runs else (LOW if few else WIDE)
+        if problem.runs and problem.blocks:
+            config = LOW if rows <= LOW.block_m else _wider_or_higher(groups, rows, problem, machine)
+        else:
+            few = rows <= FEW_ROWS
+            config = (WIDE if few else HIGH) if problem.runs else (LOW if few else WIDE)
         tiles = groups * -(-rows // config.block_m) * -(-problem.n // config.block_n)
         config = replace(config, staged=True) if 2 * tiles > machine.num_sms else None
     if config is None:
         config = config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)
     together = config.staged or (machine.is_gpu and rows > config.block_m)
     return replace(config, panel=PANEL if together else 0)
+
+
+def _wider_or_higher(groups: int, rows: int, problem: Problem, machine: Machine) -> Config:
+    """Return the tile of 128 x 192 or 192 x 128 whose waves take less time, for groups of about `rows` rows."""
+
+    def waves(config: Config) -> int:
+        """Count waves. Half of the groups have more rows than the average, by its square root."""
+        high = sum(-(-most // config.block_m) for most in (rows, rows + math.isqrt(rows)))
+        return -(-groups * high * -(-problem.n // config.block_n) // (2 * machine.num_sms))
+
+    return WIDE if WIDER * waves(WIDE) < waves(HIGH) else HIGH

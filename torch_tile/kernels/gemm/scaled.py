@@ -31,7 +31,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.program import evaluate
-from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
@@ -502,7 +502,7 @@ def scaled_gemm(args: ScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: C
     spec, problem, tensors = prepare(args, machine, out)
     if config is None and int8_rows.fits(spec, problem.k, machine):
         config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
-    config = config or config_for(problem, machine)
+    config = config or with_more_stages(config_for(problem, machine), spec, problem, machine)
     if config.transposed:
         int8_rows.run(spec, tensors, out, config, machine)
     else:
@@ -528,8 +528,8 @@ def prepare(
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
     spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
-    runs = kind_a.grouped or kind_b.grouped
-    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs)
+    runs, blocks = kind_a.grouped or kind_b.grouped, kind_b.grouped and kind_b.shared != 1
+    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs, blocks)
     return spec, problem, [a, b, scale_a, scale_b, *views]
 
 
@@ -550,7 +550,7 @@ class Problem:
     """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
 
     Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`). Whether runs
-    of 128 columns of a have scales of their own (`runs`).
+    of 128 columns of a have scales of their own (`runs`). Whether 128 columns of the result share them (`blocks`).
     """
 
     operand: torch.dtype
@@ -561,20 +561,30 @@ class Problem:
     bits: int = 8
     staged: bool = False
     runs: bool = True
+    blocks: bool = True
 
 
 # Tiles of which each was timed, with and without scales of runs.
 TIMED = (
     Config(128, 128, GROUP, 256, 4),
     Config(192, 128, GROUP, 384, 4),
+    Config(128, 136, GROUP, 256, 4),
     Config(128, 144, GROUP, 256, 4),
+    Config(128, 160, GROUP, 256, 4),
+    Config(128, 176, GROUP, 256, 4),
     Config(128, 192, GROUP, 256, 4),
+    Config(192, 96, GROUP, 384, 4),
     Config(128, 96, GROUP, 256, 6),
+    Config(128, 72, GROUP, 256, 8),
+    Config(64, 144, GROUP, 128, 6),
     Config(64, 128, GROUP, 128, 6),
     Config(64, 64, GROUP, 128, 8),
 )
+ONE_PIECE = ((128, 128), (192, 128), (128, 96), (64, 128), (64, 64))  # of them, those timed with scales of columns
+MOST_STAGES = 8  # of tiles that are alone on their multiprocessors
 PAIRED = Config(64, 128, GROUP, 128, 8, splits=2)  # two tiles below each other, which share tiles of b
 LEAST_STAYING = 128 * 128  # elements of a tile that persistent blocks take; those of 192 rows only for one panel
+PIECES = 0.2  # microseconds that a tile of several pieces takes beside its steps
 EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
 
 
@@ -594,9 +604,22 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
     stays = stays and (best.block_m == 128 or not high)
     if whole and alone and tile == (64, 64):  # no second block needs the room
-        best = replace(best, stages=8)
+        best = replace(best, stages=MOST_STAGES)
     panel, blocks = 8 if stays or high else 0, machine.num_sms if stays else 0
     return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
+
+
+def with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
+    """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early."""
+    if config.blocks or _tiles(config, problem) > machine.num_sms or not _is_timed(problem, machine):
+        return config
+
+    def of(stages: int) -> Footprint:
+        """Return the footprint with so many stages."""
+        return footprint(replace(config, stages=stages), spec, True)
+
+    stages = most_stages(of, range(MOST_STAGES, config.stages, -1), machine.target)
+    return replace(config, stages=stages or config.stages)
 
 
 def can_be_timed(problem: Problem, machine: Machine) -> bool:
@@ -613,7 +636,7 @@ def _is_timed(problem: Problem, machine: Machine) -> bool:
 def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
     """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU."""
     if _is_timed(problem, machine):
-        return TIMED
+        return [c for c in TIMED if problem.blocks or not problem.runs or (c.block_m, c.block_n) in ONE_PIECE]
     hopper = machine.target.has_wgmma
     least = 64 if hopper and problem.aligned else 32
     if problem.m <= least:
@@ -635,7 +658,8 @@ def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
     if not _is_timed(problem, machine):
         return waves * (bm * bn + 32 * (bm + bn))
     step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
-    return float(waves * steps * step + EDGE * (1 if bm == 128 and bn >= 128 else waves))
+    pieces = PIECES * waves if problem.blocks and problem.runs and GROUP % bn else 0.0
+    return float(waves * steps * step + pieces + EDGE * (1 if bm == 128 and bn >= 128 else waves))
 
 
 def _runs_as_pairs(config: Config, problem: Problem, machine: Machine) -> bool:

@@ -50,7 +50,8 @@ class Problem:
     """One product: its sizes, the number of bs for one a, and two facts about memory.
 
     The facts are whether it is a row times matrices stored `[N, K]`. Also whether memory rows are runs of whole 16
-    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of a result of another.
+    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of a result of another. `along_k`
+    says that the bs of a product that is not ragged are stored `[N, K]`.
     """
 
     dtype: torch.dtype
@@ -63,6 +64,7 @@ class Problem:
     aligned: bool = False
     ragged: bool = False
     out: torch.dtype | None = None
+    along_k: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,22 @@ HOPPER_TILES = (
     Cut(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
     Cut(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
 )
+# The same for one product by a matrix stored [N, K]: with widths between the others, a last iteration idles less.
+BETWEEN_TILES = (
+    Cut(Config(128, 176, 64, 256, 4, panel=8, staged=True), 1, 0.975),
+    Cut(Config(128, 144, 64, 256, 5, panel=8, staged=True), 1, 0.905),
+)
 # For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
 SMALL_HOPPER_TILES = (
     Cut(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
     Cut(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
     Cut(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
     Cut(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
+)
+# The same for one product by a matrix stored [N, K].
+BETWEEN_SMALL_TILES = (
+    Cut(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
+    Cut(Config(128, 72, 64, 256, 8, panel=8, staged=True), 1, 0.75),
 )
 # The same, for as many rows only.
 FEWER_ROWS = 128
@@ -255,8 +267,11 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
-    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):
-        c, lasts = tile.config, tile in HOPPER_TILES
+    single = problem.along_k and problem.products == 1 and problem.batch == 1
+    between = (*BETWEEN_TILES, *BETWEEN_SMALL_TILES) if single else ()
+    few = FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ()
+    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *few, *between):
+        c, lasts = tile.config, tile in HOPPER_TILES or tile in BETWEEN_TILES
         config = with_stages(replace(c, blocks=num_sms if lasts else 0), problem, machine, bulk=True)
         sums = c.block_m * c.block_n * problem.products // c.threads
         if sums <= ACCUMULATORS[c.threads // 128] and config is not None and config.stages >= 2:
