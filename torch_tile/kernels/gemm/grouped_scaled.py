@@ -153,7 +153,7 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
 
 
 def _wider_or_higher(groups: int, rows: int, problem: Problem, machine: Machine) -> Config:
-    """Return the tile of 128 x 192 or 192 x 128 whose waves take less time, for groups of about `rows` rows."""
+    """Return WIDE or HIGH, whichever takes less time for groups of about `rows` rows."""
 
     def waves(config: Config) -> int:
         """Count waves. Half of the groups have more rows than the average, by its square root."""
