@@ -207,15 +207,6 @@ def _scaled_gemms() -> Iterator[Case]:
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
     for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 1120), ("blocks", 2624)):  # other tiles
         yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))
-    for name, m in (
-        ("blocks", 576),
-        ("blocks", 608),
-        ("blocks", 1120),
-        ("blocks", 2624),
-        ("rows", 608),
-        ("rows", 2112),
-    ):
-        yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))  # widths between, in pieces or as a whole
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
     for bits, of, sizes in ((4, "runs", (16, 1024)), (2, "rows", (1, 16, 1024))):
