@@ -110,6 +110,8 @@ def _gemms() -> Iterator[Case]:
             yield Case(f"gemm {name} {'x'.join(map(str, shape))}", _gemm(dtype, *shape))
         yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, transposed=True))
         yield Case(f"gemm {name} 4096x8192x4096 linear", _gemm(dtype, 4096, 8192, 4096, transposed=True))
+        for shape in ((256, 4608, 7168), (768, 7168, 2048)):  # widths between
+            yield Case(f"gemm {name} {'x'.join(map(str, shape))} linear", _gemm(dtype, *shape, transposed=True))
         yield Case(f"gemm {name} 4096x28672x4096", _gemm(dtype, 4096, 28672, 4096))
         yield Case(f"gemm {name} 8192x1600x6400 linear", _gemm(dtype, 8192, 1600, 6400, transposed=True))
         yield Case(
@@ -203,7 +205,7 @@ def _scaled_gemms() -> Iterator[Case]:
     for name, form in forms.items():
         for m in (16, 4096):
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
-    for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 200), ("blocks", 1536)):  # other tiles
+    for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 1120), ("blocks", 2624)):  # other tiles
         yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))

@@ -60,6 +60,7 @@ _BITS_H100 = Source('dequant --only "int4 g128"', "NVIDIA H100", "2026-11-27", "
 _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
 _WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11-28.txt")
+_WIDTHS = Source("scaled_gemm", _H200, "2026-11-30", "h200_tile_widths_2026-11-30.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
 _LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
@@ -124,21 +125,39 @@ RULES = (
     Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
-         0.48, _FLOAT8),
+         0.448, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 0)),
          0.406, _FLOAT8),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 1)),
-         0.62, _FLOAT8),
+         0.58, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 0)),
          0.6, _FLOAT8),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 136), ("runs", "==", 0)),
+         0.443, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 144), ("runs", "==", 1)),
+         0.506, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 144), ("runs", "==", 0)),
-         0.47, _WIDER),
+         0.467, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 160), ("runs", "==", 1)),
+         0.55, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 176), ("runs", "==", 1)),
+         0.605, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 176), ("runs", "==", 0)),
+         0.565, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 192), ("runs", "==", 1)),
+         0.62, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 192), ("runs", "==", 0)),
          0.6, _WIDER),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 96), ("runs", "==", 1)),
+         0.52, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 1)),
-         0.47, _FLOAT8),
+         0.48, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 0)),
          0.325, _FLOAT8),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 72), ("runs", "==", 0)),
+         0.315, _WIDTHS),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 144), ("runs", "==", 1)),
+         0.44, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 128), ("runs", "==", 1)),
          0.38, _FLOAT8),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 128), ("runs", "==", 0)),

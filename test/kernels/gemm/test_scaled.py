@@ -143,6 +143,24 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
     assert spec.scales[1].runs(64) == (form != "blocks of a") and not spec.scales[1].runs(96)
 
 
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("blocks", [0, 2])
+@pytest.mark.parametrize("together", [False, True])
+def test_tiles_across_borders_of_scales(together, blocks, engine, problems, check):
+    """Tiles of all widths take their columns in pieces, of which each has one scale: copied together, or loaded."""
+    width = 8 * problems.pick(*(n for n in range(1, 25) if 128 % (8 * n)))
+    m, n, k = problems.size(140), 128 + 8 * problems.size(20), 128 * (4 if together else problems.pick(2, 3))
+    args = arguments(problems, FORMS["blocks"], m, n, k)
+    scale_a, scale_b = (x.t().clone(memory_format=torch.contiguous_format).t() for x in args[2:])
+    args = (args[0].contiguous(), args[1].t().contiguous().t(), scale_a, scale_b)
+    config = Config(64, width, 128, 128, 3, panel=problems.pick(0, 8), staged=problems.pick(False, True), blocks=blocks)
+    got = scaled_gemm(*args, [], "", "", BF16, config=config)
+    check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
+    spec = prepare(ScaledGemmArgs(*args, [], "", "", BF16), HOPPER, got)[0]
+    pieces = spec.split(width)
+    assert len(pieces) > 1 and all(spec.scales[1].runs(piece.width) == together for piece in pieces)
+
+
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("together", [1, 2])
 def test_persistent_blocks(together, engine, problems, check):
@@ -237,7 +255,7 @@ def test_pairs_of_tiles_run_at_once(runs):
 @pytest.mark.parametrize("form", ["rows", "blocks"])
 def test_tiles_that_rules_choose_for_prompts(form, engine, problems, check):
     """The widest tiles, and pairs of tiles whose last one is past the end, on ragged sizes."""
-    for config in (*(TIMED if form == "rows" else TIMED[:2]), PAIRED):
+    for config in (*problems.random.sample(TIMED, 4), PAIRED):
         config = replace(config, staged=True, panel=problems.pick(0, 8), blocks=4)
         m, n, k = config.block_m + problems.size(60), config.block_n + 16 * problems.size(6), 128 * problems.pick(1, 3)
         args = arguments(problems, FORMS[form], m, n, k)
@@ -246,24 +264,51 @@ def test_tiles_that_rules_choose_for_prompts(form, engine, problems, check):
         check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
 
 
-# Microseconds on an H200 by tile, with scales of runs and without (h200_low_precision_2026-11-27.txt; lines with tiles
-# of 128 x 144 or 128 x 192: h200_shared_tiles_2_2026-11-28.txt).
+# Microseconds on an H200 by tile, with scales by blocks and with one (h200_tile_widths_2026-11-30.txt): the fastest.
 MEASURED = {
-    (1000, 4608, 7168, True): {"128x128": 85.6, "64x128": 106.4, "64x64": 135.9, "192x128": 70.5, "128x96": 82.8},
-    (256, 4608, 7168, True): {"128x128": 34.1, "64x128": 46.7, "64x64": 49.4, "192x128": 36.3, "128x96": 30.9},
-    (768, 7168, 2048, True): {"128x128": 31.1, "64x128": 46.7, "64x64": 63.0, "192x128": 28.4, "128x96": 41.3},
-    (1536, 4096, 4096, True): {"128x128": 52.7, "64x128": 78.9, "64x64": 112.7, "192x128": 45.9, "128x96": 68.2},
-    (2048, 2112, 7168, True): {"128x128": 83.3, "64x128": 104.7, "64x64": 121.3, "192x128": 70.6, "128x96": 83.0},
-    (640, 2112, 7168, True): {"128x128": 32.2, "64x128": 45.5, "64x64": 49.0, "192x128": 35.7, "128x96": 30.9},
-    (1000, 4608, 7168, False): {"128x128": 69.7, "192x128": 64.8, "128x144": 55.5, "128x192": 63.1, "128x96": 59.1},
-    (384, 8192, 8192, False): {"128x128": 58.2, "192x128": 43.5, "128x144": 64.5, "128x192": 43.3, "128x96": 49.0},
-    (200, 4096, 4096, False): {"128x128": 21.4, "64x128": 17.0, "128x144": 21.2, "128x192": 22.7, "128x96": 19.4},
-    (768, 7168, 2048, False): {"128x128": 27.1, "128x144": 31.2, "128x192": 25.6},
-    (1536, 4096, 4096, False): {"192x128": 44.6, "128x144": 49.6, "128x192": 41.5},
-    (2048, 7168, 2048, False): {"128x128": 52.2, "64x128": 92.0, "192x128": 60.2, "128x96": 70.1},
-    (2048, 2112, 7168, False): {"128x128": 66.4, "192x128": 64.9, "128x144": 55.3, "128x192": 63.3, "128x96": 57.3},
-    (4096, 4096, 4096, False): {"128x128": 105.1, "128x144": 124.6, "128x192": 111.6},
-    (8192, 8192, 8192, False): {"128x128": 804.0, "128x144": 851.1, "128x192": 771.8},
+    (1000, 4608, 7168, True): {"128x144": 58.2, "128x152": 61.4, "128x160": 61.9, "192x112": 66.1, "192x128": 66.6},
+    (1000, 4608, 7168, False): {"128x144": 53.5, "128x152": 55.8, "192x112": 61.9},
+    (2048, 2112, 7168, True): {"128x136": 57.7, "128x144": 58.1, "192x96": 58.8, "192x88": 60.9, "192x128": 66.7},
+    (2048, 2112, 7168, False): {"128x136": 51.1, "128x144": 53.7, "192x88": 54.2, "192x96": 54.9},
+    (640, 2112, 7168, True): {"128x128": 27.6, "128x96": 28.3, "64x176": 29.8, "192x72": 30.5, "128x88": 31.1},
+    (640, 2112, 7168, False): {"128x96": 22.6, "128x88": 22.8, "128x128": 25.4, "64x176": 28.4},
+    (256, 4608, 7168, True): {"64x144": 26.7, "128x72": 27.0, "128x80": 28.5, "128x96": 28.9, "128x128": 29.8},
+    (256, 4608, 7168, False): {"128x72": 22.5, "128x80": 24.7, "128x96": 25.3, "64x144": 26.3, "128x128": 26.8},
+    (200, 4096, 4096, True): {"64x128": 18.2, "128x64": 18.6},
+    (200, 4096, 4096, False): {"64x128": 16.7, "128x72": 18.0, "128x64": 18.0},
+    (384, 8192, 8192, True): {"192x128": 43.8, "128x192": 44.5, "128x96": 61.9, "128x128": 62.8},
+    (384, 8192, 8192, False): {"192x128": 41.8, "128x192": 43.3},
+    (768, 7168, 2048, True): {"128x168": 25.9, "192x112": 25.9, "128x176": 26.3, "192x128": 26.5, "128x192": 26.9},
+    (768, 7168, 2048, False): {"128x176": 24.7, "128x192": 25.6, "128x168": 25.6},
+    (1536, 4096, 4096, True): {"192x128": 43.4, "128x192": 44.3},
+    (4096, 4096, 4096, True): {
+        "128x128": 116.6,
+        "128x176": 117.7,
+        "128x192": 120.5,
+        "192x128": 121.2,
+        "128x160": 125.2,
+    },
+    (4096, 4096, 4096, False): {"128x128": 105.1, "128x176": 106.1},
+    (8192, 8192, 8192, True): {"192x128": 861.6, "128x192": 910.3, "128x176": 964.4, "128x128": 967.3},
+    (8192, 8192, 8192, False): {"128x192": 822.2, "128x176": 846.2},
+    (4096, 7168, 2048, True): {
+        "128x176": 107.9,
+        "128x128": 108.4,
+        "128x192": 109.1,
+        "192x112": 115.2,
+        "128x144": 116.3,
+    },
+    (4096, 7168, 2048, False): {"128x176": 98.0, "128x128": 99.8},
+    (4096, 4096, 14336, True): {"192x128": 387.8, "128x128": 398.6, "128x176": 401.6, "128x192": 413.7},
+    (4096, 4096, 14336, False): {"128x128": 351.4, "128x176": 355.6, "128x192": 376.0},
+    (3072, 1536, 7168, True): {"128x144": 59.0, "192x96": 60.5, "192x128": 68.1, "128x192": 69.8, "128x96": 74.9},
+    (1500, 5120, 5120, True): {"128x160": 68.5, "192x112": 72.5, "128x176": 73.7, "192x128": 74.0, "128x128": 75.5},
+    (128, 7168, 4096, True): {"128x72": 18.9, "64x128": 19.1, "64x64": 25.9},
+    (4096, 24576, 1536, True): {"128x192": 262.6, "128x128": 277.9},
+    (2048, 8192, 1024, True): {"128x128": 38.5, "128x144": 39.4},
+    (500, 4608, 7168, True): {"128x144": 32.6, "192x128": 37.0},
+    (1024, 2112, 7168, False): {"128x136": 28.6, "128x144": 30.0},
+    (4096, 2112, 7168, False): {"128x176": 91.3, "128x192": 96.4},
 }
 
 
@@ -272,18 +317,16 @@ def test_rules_choose_tiles_that_were_fast(shape):
     *sizes, runs = shape
     config = config_for(Problem(E4M3, *sizes, True, staged=True, runs=runs), Machine(Target("cuda", 90), 132))
     times = MEASURED[shape]
-    assert times[f"{config.block_m}x{config.block_n}"] <= 1.05 * min(times.values())
+    assert times[f"{config.block_m}x{config.block_n}"] <= 1.03 * min(times.values())
 
 
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("groups", [False, True])
 def test_timed_tiles_fit(runs, groups):
     product = gemm_spec.Spec(E4M3, torch.bfloat16, False, (True,), (), "ret acc0")
-    scales = Scale(1, runs, True, runs), Scale(GROUP if runs else 1, runs, True)
+    scales = Scale(1, runs, True, runs), Scale(GROUP if runs else 1, runs, not runs, along=runs)
     spec = Spec(product, (E4M3, E4M3), (E4M3, E4M3), scales)
     for config in (*TIMED, PAIRED):
-        if runs and config.block_n in (144, 192):  # which are never taken then
-            continue
         tiles = footprint(replace(config, staged=True), spec, True, groups)
         assert tiles.bytes <= Target("cuda", 90).shared_limit, config
 

@@ -10,6 +10,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.tiling import (
     Config,
     Problem,
+    buffers_of,
     config_for,
     footprint,
     panel_width,
@@ -99,11 +100,48 @@ def test_tiles_fill_the_last_turn():
     assert tile(4096, 28672, 8192)[1] == 192
 
 
+# Microseconds on an H200 of products in bfloat16 by matrices stored [N, K] (h200_tile_widths_2026-11-30.txt).
+BETWEEN = {
+    (1000, 4608, 7168): {"128x144": 98.8, "128x192": 115.6, "128x160": 106.0, "128x176": 108.2},
+    (2048, 2112, 7168): {"192x192": 94.8, "128x144": 98.3, "128x136": 94.4, "192x96": 101.6},
+    (640, 2112, 7168): {"128x96": 35.0, "128x88": 35.1, "64x176": 36.8, "128x128": 44.5},
+    (256, 4608, 7168): {"128x72": 34.8, "128x80": 37.3, "128x96": 38.0, "128x128": 45.8},
+    (200, 4096, 4096): {"64x128": 22.8, "128x64": 27.9, "128x72": 27.7},
+    (1500, 5120, 5120): {"128x256": 112.1, "128x160": 116.2, "128x176": 118.7},
+    (3072, 1536, 7168): {"192x192": 97.3, "128x144": 99.1, "192x96": 103.6},
+    (768, 7168, 2048): {"128x176": 37.5, "128x192": 39.4, "128x168": 37.8},
+    (512, 28672, 4096): {"128x176": 161.8, "128x128": 176.2},
+    (384, 6144, 4096): {"128x144": 35.6, "128x192": 39.9},
+    (2048, 768, 3072): {"128x96": 19.7, "128x128": 24.2},
+    (1576, 768, 3072): {"128x96": 18.8, "128x128": 23.9},
+    (900, 11008, 4096): {"128x176": 126.2, "64x256": 141.6},
+    (1800, 1280, 1280): {"128x176": 17.0, "128x192": 17.7},
+}
+
+
+@pytest.mark.parametrize("shape", BETWEEN, ids=str)
+def test_widths_between_others_where_they_were_faster(shape):
+    """Only for matrices stored [N, K]: else shared tiles of b would have panels narrower than a swizzle."""
+    config, other = (
+        config_for(Problem(torch.bfloat16, 1, *shape, aligned=True, along_k=along_k), GPUS[2]) for along_k in (1, 0)
+    )
+    times = BETWEEN[shape]
+    assert times[f"{config.block_m}x{config.block_n}"] <= 1.01 * min(times.values())
+    assert (
+        config.blocks == 132 * (-(-shape[0] // config.block_m) * -(-shape[1] // config.block_n) > 132) or config.blocks
+    )
+    assert other.block_n % 64 == 0
+
+
 def test_panels_of_a_tile():
-    """Two buffers in turns; widths divide the tile, and a turned one is a panel by itself."""
-    assert panels_of(Config(128, 192), 2) == (64, [(0, 0), (64, 1), (128, 0)])
-    assert panels_of(Config(192, 48), 2) == (16, [(0, 0), (16, 1), (32, 0)])
-    assert panels_of(Config(16, 256, transposed=True), 2) == (256, [(0, 0)])
+    """Two buffers in turns for each width; panels are powers of two, and a turned tile is a panel by itself."""
+    assert panels_of(Config(128, 192), 2) == [(0, 64, 0), (64, 64, 1), (128, 64, 0)]
+    assert panels_of(Config(192, 48), 2) == [(0, 32, 0), (32, 16, 1)]
+    assert panels_of(Config(128, 176), 2) == [(0, 64, 0), (64, 64, 1), (128, 32, 2), (160, 16, 3)]
+    pieces = panels_of(Config(128, 144), 4, [(0, 128), (128, 16)])
+    assert pieces == [(0, 32, 0), (32, 32, 1), (64, 32, 0), (96, 32, 1), (128, 16, 2)]
+    assert buffers_of(pieces) == [32, 32, 16]
+    assert panels_of(Config(16, 256, transposed=True), 2) == [(0, 256, 0)]
 
 
 GPUS_few_rows = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+import torch_tile
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
@@ -162,6 +163,35 @@ def test_layouts_of_a_role_cover_its_threads():
     buffers, _ = inferred(kernel)
     assert buffers["x"] == spread((64, 64), 192, 4) and buffers["x"].extent("t") == 192
     assert buffers["y"] == spread((64, 64), 64, 8) and buffers["y"].extent("t") == 64
+
+
+@pytest.mark.parametrize("widths", [(64, 8), (32, 40), (8, 64), (48, 24)])
+def test_sums_that_loops_use_in_slices_follow_what_they_add(widths):
+    """No loop uses all columns of the sums, and no slice divides them; a slice of one register decides nothing."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((72, 64), "float16"), out: T.Tensor((64, 72), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((72, 64), "float16")
+            part, sums = (T.alloc_fragment((64, 72), "float32") for _ in range(2))
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(sums)
+            T.gemm(a, b, part, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+            for number, width in enumerate(widths):
+                start = number * widths[0]
+                for i, j in T.Parallel(64, width):
+                    sums[i, start + j] += part[i, start + j] * (number + 2.0)
+            T.copy(sums, out)
+
+    buffers, _ = inferred(kernel)
+    assert buffers["sums"] == buffers["part"] == Layout.parse("[4:32t 2:2r 8:4t | 9:4r 4:1t 2:1r]")
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert not any("through shared memory" in remark.became for remark in made.build.remarks)
+    a, b, result = torch.randn(64, 64).half(), torch.randn(72, 64).half(), torch.zeros(64, 72)
+    assert not made.interpret(a, b, result).kinds
+    factors = torch.tensor([2.0] * widths[0] + [3.0] * widths[1])
+    torch.testing.assert_close(result.double(), (a.double() @ b.double().t()) * factors, rtol=1e-5, atol=1e-4)
 
 
 def test_products_of_a_warpgroup_ask_for_its_accumulators():

@@ -2,6 +2,7 @@
 """Layouts carried over between nests and the fragments that they touch."""
 
 import math
+from random import Random
 
 import pytest
 
@@ -97,3 +98,24 @@ def test_a_nest_covers_a_slice_of_a_fragment():
 def test_a_slice_is_a_choice_of_registers():
     threads = Layout.parse("[16:8t 4:2r | 8:1t 2:1r]")  # 64 rows, of which each thread holds four
     assert dims_of_nest(indices(I + 16, J), threads, (16, 16)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slices_of_any_width_begin_at_any_register(seed):
+    """By evaluating both layouts at every point of slices that do not divide a fragment's columns."""
+    random = Random(seed)
+    groups = random.choice([9, 11, 18, 22])
+    whole = Layout.parse(f"[4:32t 2:2r 8:4t | {groups}:4r 4:1t 2:1r]")
+    for _ in range(8):
+        first = random.randrange(groups)
+        count = random.randint(1, groups - first)
+        at = indices(I, J + 8 * first)
+        dims = dims_of_nest(at, whole, (64, 8 * count))
+        assert dims is not None and fits(at, dims, whole), (first, count)
+        nest = Layout(tuple(dims), ())
+        for i, j in points((64, 8 * count)):
+            assert nest.apply((i, j))["t"] == whole.apply((i, j + 8 * first))["t"]
+        assert layout_of_buffer(at, dims, (64, 8 * groups), 128) is None or count == groups
+        assert layout_of_buffer(at, dims, (64, 8 * groups), 128, grown=count > 1) == (whole if count > 1 else None)
+        for odd in (4, 12):
+            assert dims_of_nest(indices(I, J + 8 * first + odd), whole, (64, 8 * count)) is None

@@ -18,7 +18,7 @@ from torch_tile.kernels.common import compute_dtype as compute_dtype, entry_func
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GemmArgs
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, buffers_of, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.split_k import share_with_cluster, sum_in_cluster, sum_of_parts
 
@@ -135,19 +135,19 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = spec.sizes()
     a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
-    width, panels = panels_of(config, spec.out_dtype.itemsize)
+    panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], spec.with_result(operands[len(b_types) :], out)
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
+            staged = [T.alloc_shared((bm, width), spec.out_dtype) for width in buffers_of(panels)]
             tiles = T.min(batch * rows * columns, MOST_TILES)
             for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 bz, by, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
                 products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
-                for start, buffer in panels:
+                for start, width, buffer in panels:
                     col = bx * bn + start
                     result = T.alloc_fragment((bm, width), spec.out_dtype)
                     for i, j in T.Parallel(bm, width):
@@ -287,7 +287,9 @@ def _run(args: GemmArgs[torch.Tensor], out: torch.Tensor, config: Config | None)
     b_transposed = tuple(transposed for _, transposed in matrices)
     spec = Spec(a.dtype, out.dtype, a_transposed, b_transposed, specs, epilogue, vector)
     row = bool(m == 1) and not a_transposed and all(b_transposed)  # a comparison of symbols could not be remembered
-    config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1, out=out.dtype), machine)
+    along_k = all(b_transposed) and not a_transposed
+    problem = Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1, out=out.dtype, along_k=along_k)
+    config = config or config_for(problem, machine)
     if config is None:
         whole.copy_(reference(*args))
         return

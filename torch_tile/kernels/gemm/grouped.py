@@ -19,7 +19,7 @@ from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, buffers_of, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import COUNT, END, FIELDS, FIRST, GROUP, most_tiles, plan
 
@@ -187,7 +187,7 @@ def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
     bm, bn = config.block_m, config.block_n
     _, m, n, k = spec.sizes()
     a_type, types = Operands.types(spec, m, n, k)
-    width, panels = panels_of(config, spec.out_dtype.itemsize)
+    panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
     def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), spec.out_dtype)):
@@ -195,12 +195,12 @@ def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
         plan(given.offsets, given.table, m, bm)
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = given.table[0, COUNT], T.ceildiv(n, bn)
-            buffers = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
+            buffers = [T.alloc_shared((bm, width), spec.out_dtype) for width in buffers_of(panels)]
             tiles = T.min(rows * columns, MOST_TILES)
             for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 _, tile, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
                 products = multiply_tile(config, a, given, tile, bx * bn)
-                for start, buffer in panels:
+                for start, _, buffer in panels:
                     leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
 
     return grouped_gemm

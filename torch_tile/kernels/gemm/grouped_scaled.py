@@ -7,6 +7,7 @@ dtypes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,15 +20,17 @@ from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.scaled import (
     GROUP,
+    Piece,
     Problem,
     Spec,
-    buffers_of,
     can_be_timed,
     config_for,
     leave,
     multiply,
+    panels_of_pieces,
     prepare,
     spread,
+    staging_of,
     whole_scales,
 )
 from torch_tile.kernels.gemm.tiling import Config
@@ -59,16 +62,16 @@ def tile_of_group(
     buffers: Sequence[Any],
     out: Any,
     tile: Any,
-    col: Any,
+    pieces: Sequence[Piece],
 ) -> None:
-    """Compute and store the columns from `col` on of a tile of the plan."""
+    """Compute and store a tile of the plan, in the columns of `pieces`."""
     groups = offsets.shape[0]
     group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
     matrix = (T.clamp(group, 0, groups - 1),)
-    ends = whole_scales(config, spec, operands, first, col, matrix)
-    product = multiply(config, spec, a, operands, first, col, steps, matrix)
-    leave(config, spec, product, ends, operands, buffers, out, first, col, end, (group,))
+    ends = whole_scales(config, spec, operands, first, pieces, matrix)
+    product = multiply(config, spec, a, operands, first, pieces, steps, matrix)
+    leave(config, spec, product, ends, operands, buffers, out, first, pieces, end, (group,))
 
 
 @library_jit
@@ -90,8 +93,9 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), tiles, threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.product.out_dtype)
-            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, bx * bn)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
+            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, pieces)
 
     return grouped_scaled_gemm
 
@@ -122,6 +126,7 @@ def grouped_scaled_gemm(
 
 PANEL = 8  # tiles below each other that run together
 LOW, WIDE, HIGH = Config(64, 192, GROUP, 128, 5), Config(128, 192, GROUP, 256, 4), Config(192, 128, GROUP, 384, 4)
+WIDER = 1.04  # time of a step of WIDE by one of HIGH, which has as many elements
 FEW_ROWS = 96  # of a group, up to which reading its matrix takes longer than multiplying
 
 
@@ -134,11 +139,25 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:
     groups, rows = average(groups, problem.m)
     config = None
     if can_be_timed(problem, machine):
-        few = rows <= FEW_ROWS
-        config = (WIDE if few else HIGH) if problem.runs else (LOW if few else WIDE)
+        if problem.runs and problem.blocks:
+            config = LOW if rows <= LOW.block_m else _wider_or_higher(groups, rows, problem, machine)
+        else:
+            few = rows <= FEW_ROWS
+            config = (WIDE if few else HIGH) if problem.runs else (LOW if few else WIDE)
         tiles = groups * -(-rows // config.block_m) * -(-problem.n // config.block_n)
         config = replace(config, staged=True) if 2 * tiles > machine.num_sms else None
     if config is None:
         config = config_for(replace(problem, m=rows, n=groups * problem.n, staged=False), machine)
     together = config.staged or (machine.is_gpu and rows > config.block_m)
     return replace(config, panel=PANEL if together else 0)
+
+
+def _wider_or_higher(groups: int, rows: int, problem: Problem, machine: Machine) -> Config:
+    """Return WIDE or HIGH, whichever takes less time for groups of about `rows` rows."""
+
+    def waves(config: Config) -> int:
+        """Count waves. Half of the groups have more rows than the average, by its square root."""
+        high = sum(-(-most // config.block_m) for most in (rows, rows + math.isqrt(rows)))
+        return -(-groups * high * -(-problem.n // config.block_n) // (2 * machine.num_sms))
+
+    return WIDE if WIDER * waves(WIDE) < waves(HIGH) else HIGH

@@ -20,7 +20,7 @@ from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import scaled
 from torch_tile.kernels.gemm.args import KGroupedScaledGemmArgs, ScaledGemmArgs
 from torch_tile.kernels.gemm.grouped import average, groups_of
-from torch_tile.kernels.gemm.scaled import GROUP, Ends, Problem, WholeScales, buffers_of, config_for, spread
+from torch_tile.kernels.gemm.scaled import GROUP, Ends, Piece, Problem, WholeScales, config_for, spread, staging_of
 from torch_tile.kernels.gemm.tiling import Config, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import bounds_of
@@ -82,7 +82,7 @@ def multiply_columns(
     first, end = bounds_of(group, offsets, a.shape[1])
     begin = T.ceildiv(first, START) * START
     steps = T.max(end - begin, 0) // GROUP
-    product = scaled.multiply(config, spec.product, a, operands, row, col, steps, (), begin)
+    product = scaled.multiply(config, spec.product, a, operands, row, [Piece(0, bn, col)], steps, (), begin)
     b, *scales = operands
     a_last, b_last = (T.alloc_shared((x, GROUP), of) for x, of in zip((bm, bn), spec.product.operands, strict=True))
     part = T.alloc_fragment((bm, bn), spec.product.sums)
@@ -111,7 +111,7 @@ def multiply_columns(
 def k_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel in which each block makes one tile of a group's product; b is stored `[N, K]`."""
     bm, bn, dtype = config.block_m, config.block_n, spec.product.product.out_dtype
-    width, panels = panels_of(config, dtype.itemsize)
+    panels = panels_of(config, dtype.itemsize)
     (groups, m, n), types = spec.types()
 
     @T.prim_func
@@ -119,7 +119,7 @@ def k_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
         a: types[0], *operands: types[1:], offsets: T.Tensor((groups,), "int32"), out: T.Tensor((groups, m, n), dtype)
     ):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), groups, threads=config.threads) as (bx, by, group):
-            buffers = buffers_of(config, dtype)
+            buffers = staging_of(config, panels, dtype)
             row, col = by * bm, bx * bn
             ends = ends_of(config, spec, operands, group, row, col)
             product = multiply_columns(config, spec, a, operands, offsets, group, row, col)
@@ -127,7 +127,7 @@ def k_grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
             for i, j in T.Parallel(bm, bn):
                 product[i, j] = ends.scaled(product[i, j], i, j)
             if buffers:
-                for start, number in panels:
+                for start, width, number in panels:
                     result = T.alloc_fragment((bm, width), dtype)
                     for i, j in T.Parallel(bm, width):
                         result[i, j] = T.cast(product[i, start + j], dtype)

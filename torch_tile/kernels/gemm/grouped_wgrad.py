@@ -27,7 +27,7 @@ from torch_tile.kernels.gemm import tiling
 from torch_tile.kernels.gemm.args import KGroupedGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import groups_of
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, buffers_of, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.row_groups import bounds_of
 
@@ -115,18 +115,18 @@ def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
     """Build the persistent kernel: `config.blocks` blocks take tile after tile, as in `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
     a_type, b_type, ends, result, (groups, m, n) = types(spec)
-    width, panels = panels_of(config, spec.out_dtype.itemsize)
+    panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
     def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
+            staged = [T.alloc_shared((bm, width), spec.out_dtype) for width in buffers_of(panels)]
             tiles = T.min(groups * rows * columns, MOST_TILES)
             for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 group, by, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
                 product = multiply_rows(config, spec, a, b, offsets, group, by * bm, bx * bn)
-                for start, buffer in panels:
+                for start, width, buffer in panels:
                     part = T.alloc_fragment((bm, width), spec.out_dtype)
                     for i, j in T.Parallel(bm, width):
                         part[i, j] = T.cast(product[i, start + j], spec.out_dtype)

@@ -50,15 +50,18 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
             count = T.min(counts[group], height)
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
             first = group * height + by * bm
-            ends = whole_scales(config, spec, operands, first, bx * bn, (group,))
-            product = multiply(config, spec, a, operands, first, bx * bn, steps, (group,))
+            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            ends = whole_scales(config, spec, operands, first, pieces, (group,))
+            product = multiply(config, spec, a, operands, first, pieces, steps, (group,))
             ends.share()
-            for i, j in T.Parallel(bm, bn):
-                row = by * bm + i
-                col = bx * bn + j
-                if row < height:
-                    value = finish(spec, product[i, j], ends, i, j, operands, first + i, col, (group,))
-                    out[group, row, col] = T.if_then_else(row < count, value, 0.0)
+            for piece in pieces:
+                for i, j in T.Parallel(bm, piece.width):
+                    row = by * bm + i
+                    col = piece.col + j
+                    if row < height:
+                        place = i, piece.start + j
+                        value = finish(spec, product[place], ends, *place, operands, first + i, col, (group,))
+                        out[group, row, col] = T.if_then_else(row < count, value, 0.0)
 
     return masked_scaled_gemm
 

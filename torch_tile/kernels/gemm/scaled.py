@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,11 +31,11 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.program import evaluate
-from torch_tile.kernels.footprint import Footprint, Part, Tile
+from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
 from torch_tile.kernels.gemm.gemm import tile_of
-from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, panels_of
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Panel, buffers_of, panels_of, powers_within
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
@@ -135,6 +135,16 @@ class Scale:
         return strided(name, shape, torch.float32, multiple=vector)
 
 
+class Piece(NamedTuple):
+    """Columns of a tile that lie side by side in the result: their first place in the tile, how many, and the column of
+    the first.
+    """
+
+    start: int
+    width: int
+    col: Any = None
+
+
 @dataclass(frozen=True)
 class Spec:
     """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, both operands' scales, and how
@@ -159,6 +169,24 @@ class Spec:
         """Return the dtype in which runs of 128 columns are summed."""
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
+    def split(self, columns: int) -> list[Piece]:
+        """Split a tile of so many columns where it would cross a border between blocks of scales of b.
+
+        The widths of pieces are powers of two that divide a block. So each piece has one scale in a step. No element
+        asks on which side of a border it is.
+        """
+        kind = self.scales[1]
+        if not kind.grouped or kind.each(columns) == columns or kind.shared == 1:
+            return [Piece(0, columns)]
+        return [Piece(*each) for each in powers_within(columns, GROUP)]
+
+    def columns(self, columns: int, tile: Any, tiles: Any) -> list[Piece]:
+        """Return the pieces of one of `tiles` tiles. The first pieces of all tiles are neighbours, and so on.
+
+        So pieces of a width begin at multiples of it, as a tile's pieces become narrower.
+        """
+        return [Piece(start, width, tiles * start + tile * width) for start, width, _ in self.split(columns)]
+
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
         """Return m, n and k of a problem, and the types of all operands. `matrices` b are there, or one."""
         vector = self.product.vector
@@ -176,11 +204,15 @@ class GroupScales:
     """
 
     def __init__(
-        self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool
-    ):
+        self, kind: Scale, scales: Any, row: Any, rows: int, matrix: tuple[Any, ...], across: bool, anywhere: bool,
+        others: Sequence[GroupScales] = (),
+    ):  # fmt: skip
         """Allocate the scales of `rows` rows from `row` on, of a matrix if there are several. `across`: they are
         columns of the result, of which each thread has many. `anywhere`: `row` is no multiple of a tile's rows, so bulk
         copies begin some rows before it.
+
+        The only scale of each of `others` becomes a factor of these, if all come by bulk copies. So all tiles are
+        waited for and released at once.
         """
         self.kind, self.scales, self.row, self.matrix = kind, scales, row, matrix
         self.each = kind.each(rows)
@@ -193,7 +225,9 @@ class GroupScales:
         self.along = kind.runs(rows)
         self.copied = kind.bulk or self.along
         self.ahead = (T.alloc_shared if self.copied else T.alloc_fragment)((kind.loaded(rows, anywhere),), "float32")
-        self.now = (T.alloc_shared if many and not self.copied else T.alloc_fragment)((self.count,), "float32")
+        self.others = others if self.copied and all(other.along for other in others) else ()
+        allocate = T.alloc_shared if many and not self.copied else T.alloc_fragment
+        self.now = [allocate((self.count,), "float32") for _ in self.others or (None,)]
 
     def load(self, step: Any) -> None:
         """Load the scales of a step, with its tiles."""
@@ -207,19 +241,18 @@ class GroupScales:
             for i in T.Parallel(self.count):
                 self.ahead[i] = self.scales[(*self.matrix, *self.kind.place(self.row + i * self.each, step))]
 
-    def advance(self, step: Any, times: GroupScales | None = None) -> None:
-        """Make the scales of `step` current, and begin to load those of the next step. They are multiplied by the only
-        scale of `times`, so that both tiles are waited for and released at once.
-        """
+    def advance(self, step: Any) -> None:
+        """Make the scales of `step` current, and begin to load those of the next step."""
         first = step % BULK_TILE if self.along else self.skipped
         for i in T.Parallel(self.count):
-            factor = self.ahead[i + first]
-            self.now[i] = factor if times is None else factor * times.ahead[step % BULK_TILE]
+            for now, other in zip(self.now, self.others or (None,), strict=True):
+                factor = self.ahead[i + first]
+                now[i] = factor if other is None else factor * other.ahead[step % BULK_TILE]
         self.fetch(step + 1)
 
-    def of(self, row: Any) -> Any:
-        """Return the scale of a row of the tile."""
-        return self.now[row // self.each]
+    def of(self, row: Any, other: int = 0) -> Any:
+        """Return the scale of a row of the tile, multiplied by that of number `other` of `others`."""
+        return self.now[other if self.others else 0][row // self.each]
 
 
 class WholeScales:
@@ -231,10 +264,10 @@ class WholeScales:
         Each thread has many columns: so it loads some, and finds all in shared memory.
         """
         self.each = kind.each(rows)
-        count = rows // self.each
-        self.loaded = T.alloc_fragment((count,), "float32")
-        self.all = T.alloc_shared((count,), "float32") if across and count > FEW_SCALES else self.loaded
-        for i in T.Parallel(count):
+        self.count = rows // self.each
+        self.loaded = T.alloc_fragment((self.count,), "float32")
+        self.all = T.alloc_shared((self.count,), "float32") if across and self.count > FEW_SCALES else self.loaded
+        for i in T.Parallel(self.count):
             self.loaded[i] = scales[(*matrix, *kind.place(row + i * self.each, 0))]
 
     def share(self) -> None:
@@ -244,7 +277,7 @@ class WholeScales:
 
     def of(self, row: Any) -> Any:
         """Return the scale of a row of the tile."""
-        return self.all[row // self.each]
+        return self.all[row // self.each if self.count > 1 else 0]
 
 
 @dataclass(frozen=True)
@@ -266,12 +299,14 @@ class Ends:
 
 
 def whole_scales(
-    config: Config, spec: Spec, operands: Sequence[Any], row: Any, col: Any, matrix: tuple[Any, ...] = ()
+    config: Config, spec: Spec, operands: Sequence[Any], row: Any, pieces: Sequence[Piece], matrix: tuple[Any, ...] = ()
 ) -> Ends:
-    """Begin to load the scales of a tile that do not change along K."""
+    """Begin to load the scales of a tile that do not change along K. A tile of several pieces has none of columns."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
     of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False)
-    return Ends(of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, True))
+    return Ends(
+        of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, pieces[0].col, config.block_n, matrix, True)
+    )
 
 
 @T.macro
@@ -281,7 +316,7 @@ def multiply(
     a: Any,
     operands: Sequence[Any],
     row: Any,
-    col: Any,
+    pieces: Sequence[Piece],
     last: Any,
     matrix: tuple[Any, ...] = (),
     start: Any = 0,
@@ -300,36 +335,35 @@ def multiply(
     T.clear(product)
     part = T.alloc_fragment((bm, bn), spec.sums)
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
-    of_a = GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix)) if kind_a.grouped else None
-    of_b = GroupScales(kind_b, scale_b, col, bn, matrix, True, False) if kind_b.grouped else None
+    of_b = [
+        GroupScales(kind_b, scale_b, piece.col, piece.width, matrix, True, False) for piece in pieces if kind_b.grouped
+    ]
+    of_a = [GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix), of_b)] if kind_a.grouped else []
+    joined = any(each.others for each in of_a)
     first = start // GROUP
-    for each in filter(None, (of_a, of_b)):
+    for each in (*of_a, *of_b):
         each.fetch(first)
     for step in T.Pipelined(last, num_stages=config.stages):
         T.copy(a[row, start + step * GROUP], a_tile)
-        T.copy(b[(*matrix, col, start + step * packed)], words)
-        for each in filter(None, (of_a, of_b)):
+        for piece in pieces:
+            place = (*matrix, piece.col, start + step * packed)
+            T.copy(b[place], words if len(pieces) == 1 else words[piece.start : piece.start + piece.width, :])
+        for each in (*of_a, *of_b):
             each.load(first + step)
         if spec.fields > 1:
             for j, c in T.Parallel(bn, GROUP):
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
-        # The scale of a tile's columns is a factor of each row's scale. This holds if there is one and both come by
-        # bulk copies.
-        joined = of_b if of_a is not None and of_b is not None and of_a.copied and of_b.along else None
-        if of_a is not None:
-            of_a.advance(first + step, joined)
-        if of_b is not None and joined is None:
-            of_b.advance(first + step)
+        for each in of_a if joined else (*of_a, *of_b):
+            each.advance(first + step)
         T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(bm, bn):
-            value = T.cast(part[i, j], "float32")
-            if of_a is not None and of_b is not None and joined is None:
-                value = value * (of_a.of(i) * of_b.of(j))  # the same for many elements of a thread
-            elif of_a is not None:
-                value = value * of_a.of(i)
-            elif of_b is not None:
-                value = value * of_b.of(j)
-            product[i, j] += value
+        for number, piece in enumerate(pieces):
+            own = [] if joined else of_b[number : number + 1]
+            for i, j in T.Parallel(bm, piece.width):
+                value = T.cast(part[i, piece.start + j], "float32")
+                factors = [*(each.of(i, number) for each in of_a), *(each.of(j) for each in own)]
+                if factors:  # the product of both is the same for many elements of a thread
+                    value = value * math.prod(factors[1:], start=factors[0])
+                product[i, piece.start + j] += value
     return product
 
 
@@ -366,37 +400,47 @@ def leave(
     buffers: Sequence[Any],
     out: Any,
     row: Any,
-    col: Any,
+    pieces: Sequence[Piece],
     end: Any = None,
     matrix: tuple[Any, ...] = (),
 ) -> None:
     """Store a tile of the result, rows before `end` if given: through shared memory if there are `buffers`."""
-    rows, (width, panels) = config.block_m, panels_of(config, spec.product.out_dtype.itemsize)
+    rows = config.block_m
     ends.share()
     if buffers:
-        for start, number in panels:
+        for start, width, number in panels_of_pieces(config, spec):
+            piece = next(piece for piece in reversed(pieces) if piece.start <= start)
+            col = piece.col + (start - piece.start)
             result = T.alloc_fragment((rows, width), spec.product.out_dtype)
             for i, j in T.Parallel(rows, width):
                 place = i, start + j
-                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + place[1], matrix)
+                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
             T.copy(result, buffers[number])
             if end is None:
-                T.copy(buffers[number], out[row, col + start])
+                T.copy(buffers[number], out[row, col])
             else:
                 for i, j in T.Parallel(rows, width):
                     if row + i < end:
-                        out[row + i, col + start + j] = buffers[number][i, j]
+                        out[row + i, col + j] = buffers[number][i, j]
     else:
-        for i, j in T.Parallel(rows, config.block_n):
-            if end is None or row + i < end:
-                value = finish(spec, product[i, j], ends, i, j, operands, row + i, col + j, matrix)
-                out[row + i, col + j] = value
+        for start, width, col in pieces:
+            for i, j in T.Parallel(rows, width):
+                if end is None or row + i < end:
+                    place = i, start + j
+                    value = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
+                    out[row + i, col + j] = value
 
 
-def buffers_of(config: Config, dtype: torch.dtype) -> list[Any]:
+def panels_of_pieces(config: Config, spec: Spec) -> list[Panel]:
+    """Split the pieces of a tile into panels for staged stores."""
+    pieces = [(piece.start, piece.width) for piece in spec.split(config.block_n)]
+    return panels_of(config, spec.product.out_dtype.itemsize, pieces)
+
+
+def staging_of(config: Config, panels: Sequence[Panel], dtype: torch.dtype) -> list[Any]:
     """Allocate the tiles through which results leave, if they are staged."""
-    width, panels = panels_of(config, dtype.itemsize)
-    return [T.alloc_shared((config.block_m, width), dtype) for _ in panels[:2]] if config.staged else []
+    widths = buffers_of(panels) if config.staged else []
+    return [T.alloc_shared((config.block_m, width), dtype) for width in widths]
 
 
 @library_jit
@@ -410,10 +454,11 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
             if config.panel:
                 T.use_swizzle(config.panel)
-            buffers = buffers_of(config, spec.product.out_dtype)
-            ends = whole_scales(config, spec, operands, by * bm, bx * bn)
-            product = multiply(config, spec, a, operands, by * bm, bx * bn, T.ceildiv(k, GROUP))
-            leave(config, spec, product, ends, operands, buffers, out, by * bm, bx * bn)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
+            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            ends = whole_scales(config, spec, operands, by * bm, pieces)
+            product = multiply(config, spec, a, operands, by * bm, pieces, T.ceildiv(k, GROUP))
+            leave(config, spec, product, ends, operands, buffers, out, by * bm, pieces)
 
     return scaled_gemm
 
@@ -432,13 +477,14 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
         clusters = config.blocks // shared
         with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
             rows, columns = T.ceildiv(m, bm * shared), T.ceildiv(n, bn)
-            buffers = buffers_of(config, spec.product.out_dtype)
+            buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
             for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
-                row, col = (T.min(by, LAST // bm // shared) * shared + rank) * bm, T.min(bx, LAST // bn) * bn
-                ends = whole_scales(config, spec, operands, row, col)
-                product = multiply(config, spec, a, operands, row, col, T.ceildiv(k, GROUP))
-                leave(config, spec, product, ends, operands, buffers, out, row, col)
+                row = (T.min(by, LAST // bm // shared) * shared + rank) * bm
+                pieces = spec.columns(bn, T.min(bx, LAST // bn), columns)
+                ends = whole_scales(config, spec, operands, row, pieces)
+                product = multiply(config, spec, a, operands, row, pieces, T.ceildiv(k, GROUP))
+                leave(config, spec, product, ends, operands, buffers, out, row, pieces)
 
     return scaled_gemm
 
@@ -456,7 +502,7 @@ def scaled_gemm(args: ScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: C
     spec, problem, tensors = prepare(args, machine, out)
     if config is None and int8_rows.fits(spec, problem.k, machine):
         config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
-    config = config or config_for(problem, machine)
+    config = config or with_more_stages(config_for(problem, machine), spec, problem, machine)
     if config.transposed:
         int8_rows.run(spec, tensors, out, config, machine)
     else:
@@ -482,8 +528,8 @@ def prepare(
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
     spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
-    runs = kind_a.grouped or kind_b.grouped
-    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs)
+    runs, blocks = kind_a.grouped or kind_b.grouped, kind_b.grouped and kind_b.shared != 1
+    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs, blocks)
     return spec, problem, [a, b, scale_a, scale_b, *views]
 
 
@@ -504,7 +550,7 @@ class Problem:
     """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
 
     Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`). Whether runs
-    of 128 columns of a have scales of their own (`runs`).
+    of 128 columns of a have scales of their own (`runs`). Whether 128 columns of the result share them (`blocks`).
     """
 
     operand: torch.dtype
@@ -515,20 +561,30 @@ class Problem:
     bits: int = 8
     staged: bool = False
     runs: bool = True
+    blocks: bool = True
 
 
 # Tiles of which each was timed, with and without scales of runs.
 TIMED = (
     Config(128, 128, GROUP, 256, 4),
     Config(192, 128, GROUP, 384, 4),
+    Config(128, 136, GROUP, 256, 4),
     Config(128, 144, GROUP, 256, 4),
+    Config(128, 160, GROUP, 256, 4),
+    Config(128, 176, GROUP, 256, 4),
     Config(128, 192, GROUP, 256, 4),
+    Config(192, 96, GROUP, 384, 4),
     Config(128, 96, GROUP, 256, 6),
+    Config(128, 72, GROUP, 256, 8),
+    Config(64, 144, GROUP, 128, 6),
     Config(64, 128, GROUP, 128, 6),
     Config(64, 64, GROUP, 128, 8),
 )
+ONE_PIECE = ((128, 128), (192, 128), (128, 96), (64, 128), (64, 64))  # of them, those timed with scales of columns
+MOST_STAGES = 8  # of tiles that are alone on their multiprocessors
 PAIRED = Config(64, 128, GROUP, 128, 8, splits=2)  # two tiles below each other, which share tiles of b
 LEAST_STAYING = 128 * 128  # elements of a tile that persistent blocks take; those of 192 rows only for one panel
+PIECES = 0.2  # microseconds that a tile of several pieces takes beside its steps
 EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
 
 
@@ -548,9 +604,22 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
     stays = stays and (best.block_m == 128 or not high)
     if whole and alone and tile == (64, 64):  # no second block needs the room
-        best = replace(best, stages=8)
+        best = replace(best, stages=MOST_STAGES)
     panel, blocks = 8 if stays or high else 0, machine.num_sms if stays else 0
     return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
+
+
+def with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
+    """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early."""
+    if config.blocks or _tiles(config, problem) > machine.num_sms or not _is_timed(problem, machine):
+        return config
+
+    def of(stages: int) -> Footprint:
+        """Return the footprint with so many stages."""
+        return footprint(replace(config, stages=stages), spec, True)
+
+    stages = most_stages(of, range(MOST_STAGES, config.stages, -1), machine.target)
+    return replace(config, stages=stages or config.stages)
 
 
 def can_be_timed(problem: Problem, machine: Machine) -> bool:
@@ -567,7 +636,7 @@ def _is_timed(problem: Problem, machine: Machine) -> bool:
 def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
     """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU."""
     if _is_timed(problem, machine):
-        return TIMED
+        return [c for c in TIMED if problem.blocks or not problem.runs or (c.block_m, c.block_n) in ONE_PIECE]
     hopper = machine.target.has_wgmma
     least = 64 if hopper and problem.aligned else 32
     if problem.m <= least:
@@ -589,7 +658,8 @@ def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
     if not _is_timed(problem, machine):
         return waves * (bm * bn + 32 * (bm + bn))
     step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
-    return float(waves * steps * step + EDGE * (1 if bm == 128 and bn >= 128 else waves))
+    pieces = PIECES * waves if problem.blocks and problem.runs and GROUP % bn else 0.0
+    return float(waves * steps * step + pieces + EDGE * (1 if bm == 128 and bn >= 128 else waves))
 
 
 def _runs_as_pairs(config: Config, problem: Problem, machine: Machine) -> bool:
@@ -617,12 +687,14 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
     if bits < 8:
         tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
-    for kind, rows, across in zip(spec.scales, (bm, bn), (False, True), strict=True):
+    pieces = spec.split(bn)
+    scales = [(spec.scales[0], bm, False), *((spec.scales[1], piece.width, True) for piece in pieces)]
+    for kind, rows, across in scales:
         if kind.bulk or kind.runs(rows):
             tiles.append(Tile(1, kind.loaded(rows, groups and not across), 32, config.stages, (Part.LOOP,)))
         elif across and rows // kind.each(rows) > FEW_SCALES:
             tiles.append(Tile(1, rows, 32, parts=(Part.LOOP if kind.grouped else Part.LEAVING,)))
     if config.staged:
-        width, panels = panels_of(config, spec.product.out_dtype.itemsize)
-        tiles += [Tile(bm, width, 8 * spec.product.out_dtype.itemsize)] * len(panels[:2])
+        size = spec.product.out_dtype.itemsize
+        tiles += [Tile(bm, width, 8 * size) for width in buffers_of(panels_of_pieces(config, spec))]
     return Footprint(tuple(tiles), bulk)

@@ -6,9 +6,10 @@ speed does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -49,7 +50,8 @@ class Problem:
     """One product: its sizes, the number of bs for one a, and two facts about memory.
 
     The facts are whether it is a row times matrices stored `[N, K]`. Also whether memory rows are runs of whole 16
-    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of a result of another.
+    bytes. If `ragged`, m is the average number of rows in a batch. `out` is the dtype of a result of another. `along_k`
+    says that the bs of a product that is not ragged are stored `[N, K]`.
     """
 
     dtype: torch.dtype
@@ -62,6 +64,7 @@ class Problem:
     aligned: bool = False
     ragged: bool = False
     out: torch.dtype | None = None
+    along_k: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,7 @@ def footprint(config: Config, dtype: torch.dtype, products: int, out: torch.dtyp
     if config.cluster:
         tiles += [Tile(bm, bn, 8 * compute_dtype(dtype).itemsize, parts=(Part.LEAVING,))] * products
     elif config.blocks:
-        width, panels = panels_of(config, out.itemsize)
-        tiles += [Tile(bm, width, 8 * out.itemsize)] * len(panels[:2])
+        tiles += [Tile(bm, width, 8 * out.itemsize) for width in buffers_of(panels_of(config, out.itemsize))]
     elif config.staged:
         tiles.append(Tile(bm, bn, 8 * out.itemsize, parts=(Part.LEAVING,)))
     return Footprint(tuple(tiles), bulk)
@@ -199,12 +201,22 @@ HOPPER_TILES = (
     Cut(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
     Cut(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
 )
+# The same for one product by a matrix stored [N, K]: with widths between the others, a last iteration idles less.
+BETWEEN_TILES = (
+    Cut(Config(128, 176, 64, 256, 4, panel=8, staged=True), 1, 0.975),
+    Cut(Config(128, 144, 64, 256, 5, panel=8, staged=True), 1, 0.905),
+)
 # For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
 SMALL_HOPPER_TILES = (
     Cut(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
     Cut(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
     Cut(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
     Cut(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
+)
+# The same for one product by a matrix stored [N, K].
+BETWEEN_SMALL_TILES = (
+    Cut(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
+    Cut(Config(128, 72, 64, 256, 8, panel=8, staged=True), 1, 0.75),
 )
 # The same, for as many rows only.
 FEWER_ROWS = 128
@@ -255,8 +267,11 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
-    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):
-        c, lasts = tile.config, tile in HOPPER_TILES
+    single = problem.along_k and problem.products == 1 and problem.batch == 1
+    between = (*BETWEEN_TILES, *BETWEEN_SMALL_TILES) if single else ()
+    few = FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ()
+    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *few, *between):
+        c, lasts = tile.config, tile in HOPPER_TILES or tile in BETWEEN_TILES
         config = with_stages(replace(c, blocks=num_sms if lasts else 0), problem, machine, bulk=True)
         sums = c.block_m * c.block_n * problem.products // c.threads
         if sums <= ACCUMULATORS[c.threads // 128] and config is not None and config.stages >= 2:
@@ -271,12 +286,48 @@ def panel_width(block_m: int, itemsize: int) -> int:
     return (128 if block_m <= 128 else 64) // itemsize
 
 
-def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
-    """Split a tile into column panels for staged stores: width, first columns, and which of two buffers each uses. A
-    tile that is made as its transpose leaves as a whole.
+class Panel(NamedTuple):
+    """Columns of a tile that are stored as one: the first, how many, and the number of the buffer that they use."""
+
+    start: int
+    width: int
+    buffer: int
+
+
+def panels_of(config: Config, itemsize: int, pieces: Sequence[tuple[int, int]] = ()) -> list[Panel]:
+    """Split a tile, or each of its `pieces` (first column, width), into panels for staged stores.
+
+    They are as wide as they may be, and powers of two. Those of one width take turns in two buffers. A tile that is
+    made as its transpose leaves as a whole.
     """
-    width = config.block_n if config.transposed else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
-    return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
+    if config.transposed:
+        return [Panel(0, config.block_n, 0)]
+    found: list[Panel] = []
+    buffers: dict[int, list[int]] = {}
+    for first, columns in pieces or [(0, config.block_n)]:
+        for start, width in powers_within(columns, panel_width(config.block_m, itemsize)):
+            before = sum(panel.width == width for panel in found)
+            own = buffers.setdefault(width, [])
+            if before < 2:
+                own.append(sum(map(len, buffers.values())))
+            found.append(Panel(first + start, width, own[before % 2]))
+    return found
+
+
+def powers_within(size: int, most: int) -> list[tuple[int, int]]:
+    """Split a size into powers of two of at most `most`, the largest first; return where each starts, and its size."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < size:
+        part = min(most, power_within(size - start))
+        found.append((start, part))
+        start += part
+    return found
+
+
+def buffers_of(panels: Iterable[Panel]) -> list[int]:
+    """Return the columns of each buffer that panels use."""
+    return list({panel.buffer: panel.width for panel in panels}.values())
 
 
 def _duration(tile: Cut, problem: Problem, num_sms: int) -> float:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give every shared buffer and fragment a layout, and divide every T.Parallel loop among the threads.
 
-First the pass fixes what ops require. It then propagates known layouts in program order until nothing changes. Then it
-spreads the first loop that is still open for coalesced access, and propagates again.
+First the pass fixes what ops require. It then propagates known layouts in program order until nothing changes.
+Fragments that nests use slice by slice follow last. Then it spreads the first loop that is still open for coalesced
+access, and propagates again.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ class _Member:
     ctx: ThreadContext
     nest: Nest | None = None
 
-    def asks(self, known: Layouts) -> list[Demand]:
-        """Return the layouts that follow from the known ones."""
+    def asks(self, known: Layouts, grown: bool = False) -> list[Demand]:
+        """Return the layouts that follow from the known ones; `grown`: of fragments of which a nest uses slices."""
         if isinstance(self.node, RegisteredOp):
             return self.node.infer_layout(known, self.ctx)
         assert self.nest is not None
         if all(known.get(use.buffer) is not None for use in self.nest.fragments):
             return []
         layout = following(self.nest, known, self.ctx, partial=False)
-        return [] if layout is None else demands(self.nest, layout, known, self.ctx)
+        return [] if layout is None else demands(self.nest, layout, known, self.ctx, grown)
 
     def points(self) -> int:
         """Return the number of iterations of a nest, else 0: the largest nests get their default layouts first."""
@@ -76,6 +77,10 @@ def _infer_kernel_layouts(kernel: Kernel, build: Build) -> Kernel:
     known = Layouts()
     _require(survey, known)
     _propagate(survey.members, known)
+    for member in survey.members:
+        grown = [_decide(demand, known) for demand in member.asks(known, grown=True)]
+        if any(grown):
+            _propagate(survey.members, known)
     for member in sorted(survey.members, key=lambda m: -m.points()):
         opened = [_decide(d, known) for d in member.opens(known)]
         if opened:

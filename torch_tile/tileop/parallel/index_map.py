@@ -123,20 +123,36 @@ def through(index: Index, dims: Sequence[Dim]) -> Dim | None:
 
 
 def layout_of_buffer(
-    indices: Sequence[Index | None], dims: Sequence[Dim], shape: Sequence[int], count: int
+    indices: Sequence[Index | None], dims: Sequence[Dim], shape: Sequence[int], count: int, grown: bool = False
 ) -> Layout | None:
     """Return the layout of a fragment whose accessed elements lie in the threads of a nest; None without such a layout.
 
     `dims` are the digits of the variables. Threads that differ only in variables that the indices lack hold replicas.
+    With `grown`, the nest may access a slice: further registers of the threads hold the elements beside it.
     """
     found = []
     for index, size in zip(indices, shape, strict=True):
-        digits = None if index is None or index.rest is not None else through(index, dims)
+        digits = None if index is None or (index.rest is not None and not grown) else through(index, dims)
+        if digits is not None and grown and index is not None:
+            digits = _grown(index, digits, size)
         if digits is None or math.prod(d.size for d in digits) < size:
             return None
         found.append(digits)
     replicas = threads_of(found, count)
     return None if replicas is None else Layout(renumbered(found), replicas).canonical
+
+
+def _grown(index: Index, digits: Dim, size: int) -> Dim | None:
+    """Return the digits of `size` places of which an index accesses some; None if other threads would hold the rest."""
+    count = math.prod(d.size for d in digits)
+    if index.rest is None and count >= size:
+        return digits
+    if not digits or digits[0].axis != "r" or not isinstance(index.rest, Const | None):
+        return None
+    place = count // digits[0].size
+    if size % place or (index.rest is not None and index.rest.value % place):
+        return None
+    return replace(digits[0], size=max(size // place, digits[0].size)), *digits[1:]
 
 
 def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
@@ -149,8 +165,9 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
         if index is None:
             return None
         top = _top(index, digits, extents)
-        if not _is_slice(index, top):
+        if not _is_slice(index, digits, top):
             return None
+        digits = (None if top is None else below(digits, top)) or digits
         covered = 1
         for number, p in enumerate(index.pieces, 1):
             following = index.pieces[number] if number < len(index.pieces) else None
@@ -187,29 +204,49 @@ def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
     last = index.pieces[-1]
     iterations = -(-extents[last.var] // last.divisor)
     top = last.factor * (iterations if last.size is None else min(iterations, last.size))
+    if below(digits, top) is not None:
+        return top
     above = sliced(digits, top, None)
     return top if above and all(d.axis == "r" for d in above) else None
 
 
-def _is_slice(index: Index, top: int | None) -> bool:
-    """Return whether an index covers a part at a constant multiple of its size, so that it chooses registers."""
+def below(digits: Dim, top: int) -> Dim | None:
+    """Return the digits of places below `top`, which cuts the uppermost digit, of registers; None if it does not."""
+    if not digits or digits[0].axis != "r":
+        return None
+    place = math.prod(d.size for d in digits[1:])
+    if top % place or not place <= top < place * digits[0].size:
+        return None
+    return replace(digits[0], size=top // place), *digits[1:]
+
+
+def _is_slice(index: Index, digits: Dim, top: int | None) -> bool:
+    """Return whether an index covers a part at a constant place, so that it chooses registers.
+
+    The place is a multiple of the part's size, or of one register of the uppermost digit.
+    """
     if index.rest is None:
         return True
-    return top is not None and isinstance(index.rest, Const) and index.rest.value % top == 0
+    if top is None or not isinstance(index.rest, Const):
+        return False
+    step = top if below(digits, top) is None else math.prod(d.size for d in digits[1:])
+    return bool(index.rest.value % step == 0)
 
 
 def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
     """Return whether each thread of a nest holds all elements that it accesses of a fragment, in known registers."""
     extents = [math.prod(d.size for d in dim) for dim in dims]
     for index, digits in zip(indices, layout.dims, strict=True):
-        if index is None or not _is_slice(index, _top(index, digits, extents)):
+        top = None if index is None else _top(index, digits, extents)
+        if index is None or not _is_slice(index, digits, top):
             return False
         if not index.pieces:
             if any(d.axis == "t" and d.size > 1 for d in digits):
                 return False
             continue
         wanted = through(index, dims)
-        if wanted is None or not _alike(wanted, digits):
+        held = None if top is None else below(digits, top)
+        if wanted is None or not _alike(wanted, held or digits):
             return False
     return True
 

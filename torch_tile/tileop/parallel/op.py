@@ -53,15 +53,15 @@ def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> 
     return None if best is None else best[1]
 
 
-def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-    """Return what layouts fragments without a layout must have for a nest in `layout`."""
+def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext, grown: bool = False) -> list[Demand]:
+    """Return what layouts fragments without a layout must have for a nest in `layout`; `grown`: of slices, too."""
     found: dict[Buffer, Demand] = {}
     dims = all_dims(nest, layout)
     for use in nest.fragments:
         shape = use.buffer.static_shape
         if known.get(use.buffer) is not None or use.buffer in found or shape is None:
             continue
-        wanted = layout_of_buffer(use.map, dims, shape, ctx.count)
+        wanted = layout_of_buffer(use.map, dims, shape, ctx.count, grown)
         if wanted is not None and all(
             fits(other.map, dims, wanted) for other in nest.fragments if other.buffer is use.buffer
         ):
