@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel of all gradients, by the interpreter of threads: on CPUs there is no such kernel."""
 
+import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from torch_tile.hardware import Target
+from torch_tile.kernels.attention import fused_backward
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.backward import attention_backward, reference
 from torch_tile.kernels.attention.forward import reference as forward
-from torch_tile.kernels.attention.fused_backward import LEAST_KEYS, TILINGS, fused_gradients, fused_tiling
+from torch_tile.kernels.attention.fused_backward import LEAST_KEYS, TILINGS, fused_gradients, fused_tiling, launch
+from torch_tile.kernels.attention.queries_of_keys import PADDING
 from torch_tile.kernels.attention.spec import Spec
 from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import Machine
+from torch_tile.simulator.simt import interpreter
 
 HOPPER = Machine(Target("cuda", 90), 132)
 FORMS = {  # dtype, head size, causal, windowed
@@ -33,13 +38,14 @@ def test_random_problems(form, engine, problems, check):
     """Several blocks of queries and keys, of odd lengths, and keys that no query sees."""
     dtype, width, causal, windowed = FORMS[form]
     kv_heads, groups = problems.pick((1, 1), (1, 2), (2, 1))
-    q_len, kv_len = problems.size(200), problems.size(150)
+    q_len, kv_len = problems.size(200), problems.size(300)
     q, grad = (problems.tensor(1, kv_heads * groups, q_len, width, dtype=dtype, layout="dense") for _ in range(2))
     k, v = (problems.tensor(1, kv_heads, kv_len, width, dtype=dtype, layout="dense") for _ in range(2))
     window = problems.random.randint(1, 150) if windowed else 0
     options = (None, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
     out, lse = forward(*(x.float() for x in (q, k, v)), *options)
-    tiling = replace(TILINGS[width], heavy_first=causal)
+    ordered = problems.pick(False, True)
+    tiling = replace(TILINGS[width], heavy_first=causal and not ordered, ordered=ordered, side=problems.pick(1, 2))
     got = attention_backward(grad, q, k, v, out.to(dtype), lse, *options, tilings=tiling)
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]}"
@@ -47,28 +53,80 @@ def test_random_problems(form, engine, problems, check):
         check(a, b, f"{name} of {what}", dtype, empty_beside(like, width), 1.0)
 
 
+def sums_of_dq(config, order):
+    """Return the sums of dq by the interpreter of threads, whose blocks run in an `order`, and what it finds."""
+    generator = torch.Generator().manual_seed(int(os.environ.get("TORCH_TILE_TEST_SEED", "0")))
+    q, k, v, grad = (torch.randn(1, 1, n, 64, generator=generator).bfloat16() for n in (130, 500, 500, 130))
+    out, lse = forward(*(x.float() for x in (q, k, v)))
+    given = q.unsqueeze(2), k, v, grad.unsqueeze(2), out.bfloat16().unsqueeze(2), lse.unsqueeze(2)
+    results, statistics = [torch.empty_like(x) for x in given[:3]], torch.empty(1, 1, 1, 2, PADDING)
+    found, sums = [], []
+
+    class Ordered:
+        def kernel(self, function):
+            def run(kernel, *operands):
+                blocks = None
+                if function is fused_gradients:
+                    blocks = [(n, 0, 0) for n in order]
+                    sums.append(operands[5])
+                found.extend(f"{one.kind}: {one.message}" for one in kernel.interpret(*operands, blocks=blocks))
+
+            return lambda *facts: partial(run, function.on(HOPPER.target)(*facts))
+
+    launch(config, spec_of(width=64), Ordered(), given, statistics, results, (0.125, 0, 0))
+    return sums[0].view(torch.int32), found
+
+
+def test_blocks_add_ordered_in_whatever_order_they_begin():
+    """Without turns the last bits tell in which order blocks of keys have added to dq."""
+    same = {}
+    for ordered in (False, True):
+        runs = [sums_of_dq(replace(TILINGS[64], ordered=ordered), order) for order in ((0, 1, 2, 3), (2, 0, 3, 1))]
+        assert [found for _, found in runs] == [[], []]
+        same[ordered] = runs[0][0].equal(runs[1][0])
+    assert same == {False: False, True: True}
+
+
+def test_a_block_waits_for_its_turn(monkeypatch):
+    """A block whose turn never comes waits for ever. One that does not wait races with the block before."""
+    monkeypatch.setattr(interpreter, "MOST_ITERATIONS", 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_backward.Order, "before", lambda self, row: self.blocks - self.block)
+        _, found = sums_of_dq(replace(TILINGS[64], ordered=True, blocks=2), (0,))
+    assert any(one.startswith("endless") for one in found)
+    monkeypatch.setattr(fused_backward.Order, "wait", lambda self, part, before: None)
+    _, found = sums_of_dq(replace(TILINGS[64], ordered=True, blocks=3), (0, 1))
+    assert any(one.startswith("race: `sums` is written; written by another block") for one in found), found
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("width", TILINGS)
-def test_the_assembler_has_nothing_to_say(width):
+def test_the_assembler_has_nothing_to_say(width, ordered):
     """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilled."""
     for facts in ({}, {"causal": True}, {"causal": True, "grouped": True, "windowed": True, "shifted": True}):
-        spec = spec_of(torch.bfloat16, width, **facts)
-        kernel = fused_gradients.on(HOPPER.target)(replace(TILINGS[width], side=8), spec)
+        spec = spec_of(torch.bfloat16, width, **facts | ({"grouped": False} if ordered else {}))
+        kernel = fused_gradients.on(HOPPER.target)(replace(TILINGS[width], side=8, ordered=ordered), spec)
         assert not kernel.cubin.warnings
         assert not any(r.spills for r in kernel.resources.values()), spec
 
 
-def test_when_the_order_of_sums_is_free(monkeypatch):
-    """Only plain scores of long sequences, on Hopper, where torch's own gradients may be in any order, too."""
-    long = Problem(32, LEAST_KEYS[128], LEAST_KEYS[128])
+def test_which_problems_one_kernel_serves(monkeypatch):
+    """Plain scores of half a thousand keys on Hopper; in turns where gradients must be the same from run to run."""
+    most, short = Problem(64, 2048, 2048), Problem(64, LEAST_KEYS, LEAST_KEYS, 4)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    assert fused_tiling(spec_of(), long, HOPPER) == replace(TILINGS[128], side=4)
-    assert fused_tiling(spec_of(width=64, causal=True), long, HOPPER).heavy_first
+    assert fused_tiling(spec_of(), most, HOPPER) == replace(TILINGS[128], side=4)
+    assert fused_tiling(spec_of(causal=True), most, HOPPER) == replace(TILINGS[128], side=8, heavy_first=True)
+    assert fused_tiling(spec_of(width=64, causal=True), short, HOPPER).side == 32
+    assert fused_tiling(spec_of(causal=True), replace(most, keys=8192), HOPPER).side == 4
     for spec, problem, machine in (
-        (spec_of(width=96), long, HOPPER), (spec_of(score="v0=mul(acc0,2.0);ret v0"), long, HOPPER),
-        (spec_of(exact=False), long, HOPPER), (spec_of(vector=4), long, HOPPER), (spec_of(torch.float32), long, HOPPER),
-        (spec_of(), replace(long, keys=LEAST_KEYS[128] - 1), HOPPER),
-        (spec_of(), long, Machine(Target("cuda", 80), 108)),
+        (spec_of(width=96), most, HOPPER), (spec_of(score="v0=mul(acc0,2.0);ret v0"), most, HOPPER),
+        (spec_of(exact=False), most, HOPPER), (spec_of(vector=4), most, HOPPER), (spec_of(torch.float32), most, HOPPER),
+        (spec_of(), replace(most, keys=LEAST_KEYS - 1), HOPPER),
+        (spec_of(), most, Machine(Target("cuda", 80), 108)),
     ):  # fmt: skip
         assert fused_tiling(spec, problem, machine) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert fused_tiling(spec_of(), long, HOPPER) is None
+    assert fused_tiling(spec_of(causal=True), most, HOPPER) == replace(TILINGS[128], side=8, ordered=True)
+    assert fused_tiling(spec_of(), replace(most, heads=3, keys=1000), HOPPER).ordered
+    for spec, problem in ((spec_of(grouped=True), short), (spec_of(), replace(most, heads=4))):
+        assert fused_tiling(spec, problem, HOPPER) is None

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from torch_tile.intrinsics import bulk
-from torch_tile.intrinsics.memory import arrive_last
+from torch_tile.intrinsics.memory import arrive_last, memory_fence
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Call, Const, Load, Var, const
@@ -177,6 +177,15 @@ def test_what_other_blocks_may_read_is_there_before_they_are_told(order):
     assert complete(made) == [True] and waits(made) == [(0, "")]
     merged = If(TX == ZERO, Block((write(B), *start(A).then.stmts, write(B))), Block(()))
     assert complete(sink_store_waits(program(merged, ARRIVE, READ))) == [True]
+
+
+def test_sums_are_there_before_a_fence_tells_of_them():
+    """Other blocks add to the same tensor by the same statement. A store that only this one makes is no concern."""
+    for combine in ("add", ""):
+        sums = [bulk.tma_store(MAP, Address(A, (ZERO, ZERO)), (ZERO, ZERO), combine), bulk.bulk_commit()]
+        one = If(TX == ZERO, Block((*sums, bulk.bulk_wait(0))), Block(()))
+        assert complete(sink_store_waits(program(write(A), one, write(A), memory_fence()))) == [combine == "add"]
+        assert complete(sink_store_waits(program(write(A), one, write(A)))) == [False]
 
 
 def test_what_nobody_else_touches_is_deferred_as_ever():

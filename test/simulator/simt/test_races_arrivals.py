@@ -58,6 +58,23 @@ def test_the_last_block_sees_all(made):
     assert outcome(b, *stmts) == ([], [float(BLOCKS)] * THREADS, [0] * 4)
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+@pytest.mark.parametrize("order", ["acquire", "relaxed"])
+def test_an_update_behind_a_fence_releases_what_a_load_acquires(made, fenced, order):
+    """Each without the other orders nothing, and neither do writes behind the fence."""
+    b = made
+    counter = b.address(b.counters, 0)
+    update = b.store(b.flag, 0, memory.atomic(counter, const(1, dt.int32), "add"))
+    release = b.when(b.thread == 0, *([memory.memory_fence()] if fenced else []), update)
+    acquire = b.when(b.thread == 0, b.store(b.flag, 0, memory.atomic_load(counter, order)))
+    look = b.when(b.bx == BLOCKS - 1, acquire, memory.barrier(), read(b))
+    found, out, _ = outcome(b, write(b), memory.barrier(), release, memory.barrier(), look)
+    assert out == [float(BLOCKS)] * THREADS
+    assert (found == []) == (fenced and order == "acquire")
+    late = b.when(b.thread == 0, memory.memory_fence()), memory.barrier(), write(b), memory.barrier()
+    assert ("race", 9) in outcome(b, *late, b.when(b.thread == 0, update), memory.barrier(), look)[0]
+
+
 def test_a_barrier_before_and_one_after(made):
     b = made
     found, _, _ = outcome(b, write(b), arrive(b), memory.barrier(), if_last(b, read(b)))

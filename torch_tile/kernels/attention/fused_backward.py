@@ -3,7 +3,8 @@
 
 A block has keys and loops over queries. It makes five products a step, where the kernels of `backward.py` make seven:
 scores and their gradients are made once for dq, dk and dv. Blocks add their parts of dq to float32 sums in memory, in
-any order. The last bits of dq differ from run to run.
+any order. The last bits of dq differ from run to run. With `ordered` the order is fixed: a block waits for those of
+later keys (`Order`). The first one stores, so that no sums have to be cleared.
 
 Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends. dq
 needs what both have made, and is added up a step later, so that neither waits for the other:
@@ -29,7 +30,7 @@ from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.kernels.attention.queries_of_keys import PADDING, masks_queries, query_blocks
 from torch_tile.kernels.attention.softmax import probability
 from torch_tile.kernels.attention.spec import Config, Spec
-from torch_tile.kernels.attention.tiling import Problem, side_by_side
+from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import LOG2_E, Machine, compute_dtype, dynamic, strided, typical
 from torch_tile.kernels.library_jit import library_jit
 
@@ -38,8 +39,11 @@ WARPS = BOTH // WARP
 HALF = 64  # keys of a warpgroup, which are rows of its products
 MOST_ITERATIONS = 2**30  # tensors with more do not fit in memory
 LONGEST = 2**29  # queries or keys of a sequence
-LEAST_KEYS = {64: 1024, 128: 2048}  # by the width of heads
+LEAST_KEYS = 512
+SIDES = 32, 16, 8, 4, 2
 MOST_HEADS = 4  # of keys, side by side: sums of dq take room in the second-level cache, too
+SHORT = 1024  # keys of which few blocks are in a chain that waits
+LEAST_WAVES_ORDERED = 4  # of more keys, as the longest blocks come last
 # A part of the sums of dq has 64 queries by 64 columns. It lies in memory as a product leaves it in registers. Its
 # dimensions are 16 rows (of a warp), 8 columns, and row and pair of columns among these. A thread's 2 rows and 2
 # columns come last.
@@ -68,6 +72,44 @@ def by_thread(parts: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
+class Order:
+    """The order in which blocks add to sums of dq: those of later keys come first.
+
+    Under causal masks these reach a query first, too, so that blocks hardly wait. A counter of each part says how many
+    blocks have added to it. Blocks are numbered as they begin. So a block waits only for blocks that run or have run.
+    """
+
+    spec: Spec
+    counters: Any
+    block: Any
+    blocks: Any
+    keys: int
+    queries: int
+    q_offset: Any
+
+    def before(self, row: Any) -> Any:
+        """Return how many blocks add to the queries from `row` on before this one."""
+        last = self.blocks - 1
+        if self.spec.causal:
+            offset = T.max(T.min(self.q_offset, LONGEST), -LONGEST) if self.spec.shifted else 0
+            last = T.min(last, (row + (self.queries - 1) + offset) // self.keys)
+        return last - self.block
+
+    @T.macro
+    def wait(self, part: tuple[Any, ...], before: Any) -> None:
+        """Wait until `before` blocks have added to a part."""
+        while T.atomic_load(self.counters[part], "acquire") != before:
+            pass
+
+    @T.macro
+    def end(self, part: tuple[Any, ...]) -> None:
+        """Let the next block add to a part."""
+        T.sync_warp()  # the thread that started the sum has waited for it
+        if T.shuffle_elect(WARP):
+            T.atomic_add(self.counters[part], 1, memory_order="release")
+
+
+@dataclass(frozen=True, eq=False)
 class Iterations:
     """The iterations of a block, in each of which it takes `queries` queries of a head: `count` times for each head.
 
@@ -79,6 +121,7 @@ class Iterations:
     stages: int
     sequence: Any
     head: Any
+    groups: Any
     first: Any
     count: Any
     total: Any
@@ -115,19 +158,34 @@ class Iterations:
                 T.mbarrier_arrive(full[1][stage])
 
     @T.macro
-    def add_up(self, part: Any, sums: Any, free: Any, index: int) -> None:
+    def add_up(self, part: Any, sums: Any, order: Order | None, free: Any, index: int) -> None:
         """Add the parts of dq that consumer `index` makes to memory. Run by warp `index + 1` of the producers.
 
         The first part has nothing in it: dq is one iteration late.
         """
-        for n in T.serial(T.if_then_else(self.total > 0, self.total + 1, 0)):
+        if self.total > 0:
             T.sync_threads(SUMMED + index, WARPGROUP + WARP)
-            if n > 0:
-                *here, row = self.place(n - 1)
-                number = row // self.queries * 2 + index
-                T.tma_copy(part, sums[(*here, number * PART[0], 0)], combine="add", by=WARP * (index + 1))
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(free)
+        thread, queries = WARP * (index + 1), self.queries
+        for member in T.serial(self.groups) if self.spec.grouped else (0,):
+            for step in T.serial(self.first, self.first + self.count):
+                here = self.sequence, self.head, member, step * 2 + index
+                place = (*here[:3], here[3] * PART[0], 0)
+                if order is not None:
+                    before = T.alloc_var(T.int32, order.before(step * queries))
+                    order.wait(here, before)
+                T.sync_threads(SUMMED + index, WARPGROUP + WARP)
+                if order is None:
+                    T.tma_copy(part, sums[place], combine="add", by=thread)
+                elif before == 0:
+                    T.tma_copy(part, sums[place], by=thread)
+                else:
+                    T.tma_copy(part, sums[place], combine="add", by=thread)
+                if T.shuffle_elect(WARP):
+                    T.mbarrier_arrive(free)
+                if order is not None:
+                    order.end(here)
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,6 +387,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
 
     It adds to `sums`, which is dq without its factor, in whole blocks of `PADDING`. Its parts lie as they are (`PART`).
+    With `ordered` the last arguments are `counters`.
     """
     queries, rows, stages = config.block_q, config.block_kv, config.stages
     accum, narrow = compute_dtype(spec.dtype), spec.dtype
@@ -337,6 +396,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = spec.tile_d, spec.tile_dv
     q_shape = (batch, kv_heads, groups, q_len)
+    count_types = counters(q_shape[:3]) if config.ordered else []
 
     @T.prim_func
     def fused_gradients(
@@ -351,11 +411,19 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
+        *counts: count_types,
     ):
         blocks = T.ceildiv(kv_len, rows)
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=BOTH + WARPGROUP) as (bx, by, bz):
-            place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
-            block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
+            x, y, z = bx, by, bz
+            if config.ordered:
+                # A block begins behind the blocks that it waits for, whatever order the GPU has.
+                began = T.max(T.atomic_add(counts[1][0], 1, return_prev=True), 0)
+                wide, high, _ = config.grid(blocks, kv_heads, batch, 1)
+                x, y, z = began % wide, began // wide % high, began // wide // high
+            place, head, sequence, _ = config.place(x, y, z, blocks, kv_heads, 1)
+            # The first keys are the heavy ones under causal masks. If additions are ordered they come last.
+            block = blocks - 1 - place if config.heavy_first or config.ordered else place
             first_key = T.min(block, LONGEST // rows) * rows
             k_tile, v_tile = T.alloc_shared((rows, d), narrow), T.alloc_shared((rows, dv), narrow)
             q_tiles, grad_tiles = (T.alloc_shared((stages, queries, n), narrow) for n in (d, dv))
@@ -370,8 +438,12 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             free = [T.alloc_barrier([WARPS] * stages) for _ in range(2)]
             first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
             count = T.max(end - first, 0)
+            order = None
+            if config.ordered:
+                count = T.if_then_else(sequence < batch, count, 0)
+                order = Order(spec, counts[0], block, blocks, rows, queries, q_offset)
             total = T.min(groups * count, MOST_ITERATIONS)
-            iterations = Iterations(spec, queries, stages, sequence, head, first, count, total)
+            iterations = Iterations(spec, queries, stages, sequence, head, groups, first, count, total)
             with T.ws(2):
                 T.dec_max_nreg(24)
                 if T.get_warp_idx() == WARPS:
@@ -382,7 +454,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     iterations.load((q, statistics, grad), (q_tiles, numbers, grad_tiles), full, free)
                 for index in [0, 1]:
                     if T.get_warp_idx() == WARPS + 1 + index:
-                        iterations.add_up(parts[index], sums, part_free[index], index)
+                        iterations.add_up(parts[index], sums, order, part_free[index], index)
             for index in [0, 1]:
                 with T.ws(index):
                     T.inc_max_nreg(240)
@@ -413,9 +485,14 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
 ROWS = 64  # of a block of the kernels around
 
 
+def counters(heads: tuple[Any, ...]) -> list[Any]:
+    """Return the types of the counters of additions, one for each part of dq, and of that of begun blocks."""
+    return [T.Tensor((*heads, T.dynamic("parts")), T.int32), T.Tensor((1,), T.int32)]
+
+
 @library_jit
-def prepare_sums(spec: Spec) -> Any:
-    """Build the kernel that clears the sums of dq, and computes two numbers of each query for `fused_gradients`.
+def prepare_sums(spec: Spec, ordered: bool = False) -> Any:
+    """Build the kernel that clears the sums of dq, or counters, and computes two numbers of each query.
 
     They are those of `query_gradients`: the argument of `probability`, infinite for a query that sees no key, and the
     sum of grad * out.
@@ -424,7 +501,7 @@ def prepare_sums(spec: Spec) -> Any:
     batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
     padded = dynamic("padded", PADDING)
     groups = T.dynamic("groups") if spec.grouped else 1
-    q_shape = (batch, kv_heads, groups, q_len)
+    q_shape, parts = (batch, kv_heads, groups, q_len), spec.tile_d // HALF
 
     @T.prim_func
     def prepare_sums(
@@ -433,12 +510,21 @@ def prepare_sums(spec: Spec) -> Any:
         lse: T.Tensor(q_shape, accum),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         sums: T.Tensor((*q_shape[:3], padded, spec.tile_d), accum),
+        *counts: counters(q_shape[:3]) if ordered else [],
     ):
         with T.Kernel(padded // ROWS, kv_heads * groups, batch, threads=256) as (bx, by, bz):
-            here, first = (bz, by // groups, by % groups), bx * ROWS
+            # The first heads come last, as `fused_gradients` begins with them while they are in the second-level cache.
+            head = kv_heads * groups - 1 - by
+            here, first = (batch - 1 - bz, head // groups, head % groups), bx * ROWS
             infinity = T.infinity(accum)
-            for i, c in T.Parallel(ROWS, spec.tile_d):
-                sums[(*here, first + i, c)] = 0.0
+            if ordered:
+                for n in T.Parallel(parts):
+                    counts[0][(*here, bx * parts + n)] = 0
+                for n in T.Parallel(1):
+                    counts[1][n] = 0
+            if not ordered:
+                for i, c in T.Parallel(ROWS, spec.tile_d):
+                    sums[(*here, first + i, c)] = 0.0
             product = T.alloc_fragment((ROWS, spec.tile_dv), accum)
             common, row_lse = T.alloc_fragment((ROWS,), accum), T.alloc_fragment((ROWS,), accum)
             for i, c in T.Parallel(ROWS, spec.tile_dv):
@@ -456,7 +542,7 @@ def prepare_sums(spec: Spec) -> Any:
 
 
 @library_jit
-def finish_sums(spec: Spec) -> Any:
+def finish_sums(spec: Spec, ordered: bool = False) -> Any:
     """Build the kernel that turns the sums of dq, which lie in parts, into dq."""
     accum = compute_dtype(spec.dtype)
     batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
@@ -470,14 +556,20 @@ def finish_sums(spec: Spec) -> Any:
         sums: T.Tensor((batch, kv_heads, groups, padded * (d // PART[1]), PART[1]), accum),
         dq: strided("dq", (batch, kv_heads, groups, q_len, d), spec.dtype, multiple=spec.vector),
         scale: accum,
+        *counts: counters((batch, kv_heads, groups)) if ordered else [],
     ):
         with T.Kernel(T.ceildiv(q_len, ROWS), kv_heads * groups, batch, threads=parts * WARPGROUP) as (bx, by, bz):
-            here, first = (bz, by // groups, by % groups), bx * ROWS
+            # The last sums come first: they are in the second-level cache.
+            head = kv_heads * groups - 1 - by
+            here, first = (batch - 1 - bz, head // groups, head % groups), bx * ROWS
             staged = T.alloc_shared((ROWS, d + 8), spec.dtype)  # rows begin in other banks of memory
             found = T.alloc_fragment((parts, *IN_PART), accum)
             for p, *at in T.Parallel(parts, *IN_PART, loop_layout=by_thread(parts)):
                 row, column = in_part(*at)
                 found[(p, *at)] = sums[(*here, (bx * parts + p) * PART[0] + row, column)]
+            none = counts[0][(*here, bx * parts)] == 0 if ordered else False
+            if none:  # queries that see no key: no block has stored their sums
+                T.clear(found)
             for p, *at in T.Parallel(parts, *IN_PART, loop_layout=by_thread(parts)):
                 row, column = in_tile(*at)
                 staged[row, p * HALF + column] = T.cast(found[(p, *at)] * scale, spec.dtype)
@@ -502,10 +594,14 @@ def launch(
     q, k, v, grad, out, lse = tensors
     dq, dk, dv = results
     sums = statistics.new_empty(*q.shape[:3], statistics.shape[4], spec.tile_d)
-    machine.kernel(prepare_sums)(spec)(grad, out, lse, statistics, sums)
+    counts: list[torch.Tensor] = []
+    if config.ordered:
+        parts = statistics.shape[4] // ROWS * (spec.tile_d // HALF)
+        counts = [sums.new_empty(n, dtype=torch.int32) for n in ((*q.shape[:3], parts), (1,))]
+    machine.kernel(prepare_sums)(spec, config.ordered)(grad, out, lse, statistics, sums, *counts)
     sums = sums.view(*q.shape[:3], -1, PART[1])
-    machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options)
-    machine.kernel(finish_sums)(spec)(sums, dq, options[0])
+    machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options, *counts)
+    machine.kernel(finish_sums)(spec, config.ordered)(sums, dq, options[0], *counts)
 
 
 # By the width of heads: queries and keys of a block, threads that multiply, stages.
@@ -513,16 +609,24 @@ TILINGS = {64: Config(128, 128, BOTH, 2, packed=False), 128: Config(64, 128, BOT
 
 
 def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
-    """Return the tiling of `fused_gradients`, or None where the deterministic kernels serve.
+    """Return the tiling of `fused_gradients`, or None where two kernels serve.
 
-    They do for operands and texts of scores, ragged sequences, lists of blocks, other head sizes and machines. They
-    also do under `torch.use_deterministic_algorithms`.
+    They do for operands and texts of scores, ragged sequences, and lists of blocks. They do for other head sizes,
+    other machines, and few keys. Under `torch.use_deterministic_algorithms` blocks add in one order. Two kernels serve
+    there where waiting would leave multiprocessors idle: for grouped heads, and few heads of many keys.
     """
     plain = not (spec.operands or spec.score or spec.keep or spec.lists) and spec.layout.fixed
     whole = spec.exact and spec.tile_d == spec.tile_dv and spec.vector >= 8 and spec.dtype.itemsize == 2
-    if not (plain and whole and machine.target.has_wgmma) or torch.are_deterministic_algorithms_enabled():
+    if not (plain and whole and machine.target.has_wgmma):
         return None
     found, size = TILINGS.get(spec.tile_d), typical(problem)
-    if found is None or not LEAST_KEYS[spec.tile_d] <= size.keys <= LONGEST or size.rows > LONGEST:
+    if found is None or not LEAST_KEYS <= size.keys <= LONGEST or size.rows > LONGEST:
         return None
-    return replace(found, heavy_first=spec.causal, side=side_by_side(size.heads, MOST_HEADS))
+    blocks, ordered = -(-size.keys // found.block_kv), torch.are_deterministic_algorithms_enabled()
+    few = size.keys > SHORT and blocks * size.heads < LEAST_WAVES_ORDERED * machine.num_sms
+    if ordered and (spec.grouped or few):
+        return None
+    # As many heads as fill the machine run side by side, so that the longest blocks of all come together.
+    most = max(MOST_HEADS, machine.num_sms // blocks) if spec.causal or ordered else MOST_HEADS
+    side = next((n for n in SIDES if n <= most and size.heads % n == 0 and size.heads > n), 1)
+    return replace(found, heavy_first=spec.causal and not ordered, side=side, ordered=ordered)

@@ -4,8 +4,9 @@
 In straight code, and around a loop, the pass knows the next statement that writes a store's tile. Reads in between
 need no wait. As many groups may be in flight there as are committed between the two. Stored values, and the time when a
 tile is free, do not change. The wait names the tile, so that insert_barriers puts a barrier between the wait and the
-writers. T.arrive_last tells other blocks that a block's results are there. In kernels with it, some stores are waited
-for at once and completely: those to a tensor that the kernel also touches elsewhere.
+writers. T.arrive_last and fences of all memory tell other blocks that a block's results are there. In kernels with
+them, some stores are waited for at once and completely: those to a tensor that the kernel also touches elsewhere, and
+those that combine with what is stored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kerne
 from torch_tile.lowering.sync.accesses import Collector
 
 ZERO = const(0, int32)
+TELL = "arrive_last", "memory_fence"  # what tells other blocks of results
 
 
 def sink_store_waits(program: Program) -> Program:
@@ -35,13 +37,15 @@ def sink_store_waits(program: Program) -> Program:
 
 def _completed(kernel: Kernel) -> Kernel:
     """Make the kernel wait completely for stores whose results other blocks may read or overwrite."""
-    if not any(call.name == "arrive_last" for call in find(kernel.body, Call)):
+    if not any(call.name in TELL for call in find(kernel.body, Call)):
         return kernel
     touched = Counter(n.buffer for n in find(kernel.body, Load, Store, Address, TensorMap))
     alone = IdSet[Buffer]()  # tensors that only the stores of one IR block touch
     for block in find(kernel.body, Block):
         stored = Counter(n.buffer for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
         alone |= {n for n, count in stored.items() if count == touched[n]}
+    combined = [call for call in find(kernel.body, Call) if call.name == "tma_store" and any(call.options)]
+    alone -= IdSet(n.buffer for call in combined for n in find(call, TensorMap))  # by other blocks, too
     return _Complete(alone)(kernel)  # type: ignore[no-any-return]
 
 

@@ -236,8 +236,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `attention` in q, k and v, as in arXiv:2307.08691.
 
-    They are the same from run to run, except dq of long sequences on Hopper (arXiv:2407.08608). Float32 atomics add up
-    its sums there. Under `torch.use_deterministic_algorithms` dq is the same, too.
+    They are the same from run to run, except dq over 512 keys or more on Hopper (arXiv:2407.08608). Float32 atomics
+    add up its sums there. Under `torch.use_deterministic_algorithms` dq is the same, too.
 
     Args:
         grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.

@@ -347,7 +347,11 @@ def _atomic(p: Place) -> Run:
         ok = memory.inside(index, 1, p.span)
         if ok is not None:
             index, value, ids = index[ok], value[ok], ids[ok]
-        return p.threads.spread(_update(p, memory, index, value, ids), ids)
+        before = _update(p, memory, index, value, ids)
+        if p.calls.clock.fenced:
+            for n, where in zip(ids.tolist(), index.reshape(len(ids)).tolist(), strict=True):
+                p.calls.clock.publish(n, (memory, where))
+        return p.threads.spread(before, ids)
 
     return run
 
@@ -390,9 +394,17 @@ def _atomic_load(p: Place) -> Run:
         ok = memory.inside(index, 1, p.span)
         if ok is not None:
             index, ids = index[ok], ids[ok]
+        if p.call.options[0] != "relaxed":
+            for where in np.unique(index).tolist():
+                p.calls.clock.hear(ids[index.reshape(len(ids)) == where], (memory, where))
         return p.threads.spread(va.decode(memory.peek(index), memory.dtype), ids)
 
     return run
+
+
+def _memory_fence(p: Place) -> Run:
+    """Compile memory_fence: what comes before it is released by later atomic updates."""
+    return lambda: p.calls.clock.fence_all(p.threads.active())
 
 
 def _arrive_last(p: Place) -> Run:
@@ -438,8 +450,8 @@ CALLS: dict[str, Handler] = {
     "lanes_barrier": _lanes_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
     "atomic": _atomic, "atomic_add_vector": _atomic_add_vector, "atomic_load": _atomic_load,
-    "arrive_last": _arrive_last, "dp4a": _dp4a,
-    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", "memory_fence", *CLUSTER), _nothing),
+    "memory_fence": _memory_fence, "arrive_last": _arrive_last, "dp4a": _dp4a,
+    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", *CLUSTER), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange
     ),

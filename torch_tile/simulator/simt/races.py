@@ -36,6 +36,7 @@ class Clock:
         # next barrier.
         self.heard: dict[int, int] = {}
         self.coming: dict[int, int] = {}
+        self.fenced: dict[int, Any] = {}  # what threads release by atomic updates, by thread
         self.barrier()
         self.first: int = self.base  # of this block
 
@@ -53,6 +54,19 @@ class Clock:
             self.coming = _latest(self.coming, left)
         else:
             self.counters[counter] = left
+
+    def fence_all(self, ids: Array) -> None:
+        """Let later atomic updates of these threads release what came before the last barrier."""
+        self.fenced.update(dict.fromkeys(ids.tolist(), self.heard | {self.first: self.base}))
+
+    def publish(self, thread: int, counter: object) -> None:
+        """Release what came before a thread's last fence, by an atomic update."""
+        if (mine := self.fenced.get(thread)) is not None:
+            self.counters[counter] = _latest(self.counters.get(counter, {}), mine)
+
+    def hear(self, ids: Array, counter: object) -> None:
+        """Let these threads acquire what atomic updates of earlier blocks have released."""
+        self.coming = _latest(self.coming, self.counters.get(counter, {}))
 
     def knows(self, stamps: Array) -> Array:
         """Return whether accesses of other blocks at these times precede the current epoch."""
@@ -259,6 +273,7 @@ class VectorClock(Clock):
         """Start the clock of a new block."""
         self.first: int = self.latest + 1
         self.epoch = np.full(self.lanes // 32, self.latest)
+        self.fenced: dict[int, dict[int, Array]] = {}  # what threads release by atomic updates
         self.names: dict[int, str] = {}  # of the columns of agents
         self.columns: dict[tuple[object, ...], int] = {}
         self.known = np.zeros((self.lanes, 2 * self.lanes + 64), np.int64)
@@ -296,22 +311,47 @@ class VectorClock(Clock):
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
         """Count an arrival at a counter, and release the thread's knowledge; the `last` one acquires all."""
         left = self.released.pop(counter, {})
+        for first, known in self.gathered(ids).items():
+            left[first] = merge_times(left[first], known) if first in left else known
+        if not last:
+            self.released[counter] = left
+            return
+        self.acquire(ids, left.pop(self.first))  # those of the cluster, with which it runs
+        self.told(ids, left)
+
+    def gathered(self, ids: Array) -> dict[int, Array]:
+        """Release these threads' knowledge: of this block, and of earlier ones that they have heard of."""
         mine = {
             first: known
             for heard, column in self.news
             if (self.known[ids, column] >= self.first).all()
             for first, known in heard.blocks.items()
         }
-        mine[self.first] = self.release(ids)
-        for first, known in mine.items():
-            left[first] = merge_times(left[first], known) if first in left else known
-        if not last:
-            self.released[counter] = left
-            return
-        self.acquire(ids, left.pop(self.first))  # those of the cluster, with which it runs
+        return mine | {self.first: self.release(ids)}
+
+    def told(self, ids: Array, left: Mapping[int, Array]) -> None:
+        """Let these threads know what earlier blocks knew."""
         column = self.agent("the blocks that arrived before", len(self.news))
         self.news.append((Heard(left, self.lanes), column))
         self.learn(ids, column, self.time(0))
+
+    def fence_all(self, ids: Array) -> None:
+        """Let later atomic updates of these threads release what each of them knows now."""
+        self.fenced.update((n, self.gathered(np.array([n]))) for n in ids.tolist())
+
+    def publish(self, thread: int, counter: object) -> None:
+        """Release what a thread knew at its last fence, by an atomic update."""
+        left = self.released.get(counter, {})
+        for first, known in self.fenced.get(thread, {}).items():
+            self.released[counter] = left = {**left, first: merge_times(left[first], known) if first in left else known}
+
+    def hear(self, ids: Array, counter: object) -> None:
+        """Let these threads acquire what atomic updates have released."""
+        left = dict(self.released.get(counter, {}))
+        if (own := left.pop(self.first, None)) is not None:
+            self.acquire(ids, own)
+        if left:
+            self.told(ids, left)
 
     def of_others(self, view: View, when: Array, column: Array) -> Array:
         """Mark the accesses of earlier blocks, by their time stamps, that nothing orders before this access."""
