@@ -76,7 +76,7 @@ def test_norms_in_front(scheme, weight, count, engine, problems, check):
     args = args._replace(a=a, scales=scales, norm_weight=factors, norm_eps=problems.pick(1e-6, 1e-2))
     spec, _, tensors = prepare(args, HOPPER)
     rows, stages = problems.pick(64, 128), problems.pick(1, 2, 3)
-    config = Config(SLICES, rows, scheme.group, 2 * rows, stages, blocks=problems.pick(1, 2, 5), resident=1)
+    config = Config(1, rows, scheme.group, 2 * rows, stages, SLICES, blocks=problems.pick(1, 2, 5), resident=1)
     out = torch.full((1, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
     wide = args._replace(

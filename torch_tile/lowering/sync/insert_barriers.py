@@ -143,6 +143,7 @@ class Walk:
         self.arriving: bool = False  # the statement before arrives at the cluster's barrier
         self.barrier_groups: BarrierGroups = BarrierGroups(kernel)
         self.after_roles: bool = False
+        self.awaited: IdSet[Buffer] = IdSet()  # mbarriers on which roles wait that an author orders by hand
         self.collected: dict[Stmt, list[Access]] = {}
         # By nodes that access memory: the mbarriers of the branch of some threads around, of waits and of other calls.
         self.handing: IdMap[Node, tuple[IdSet[Buffer], IdSet[Buffer]]] = IdMap()
@@ -281,7 +282,7 @@ class Walk:
         alone = self.group is not None and len(self.group.threads) == 1  # a thread orders its own accesses
         clashes = [] if alone else self._clashes(new, state)
         if not self.divergent:
-            if any(True for _ in clashes) or (self.after_roles and new):
+            if any(True for _ in clashes) or (self.after_roles and new and not self._frees_roles(one)):
                 self.after_roles = False
                 self._barrier(place, state, places)
             return
@@ -294,6 +295,10 @@ class Walk:
         self.others[place] = lanes_barrier()
         places[place] = self._cost()
         state.order_in_warp(self.splits)
+
+    def _frees_roles(self, one: Stmt) -> bool:
+        """Return whether a role may wait for arrivals in a branch: a barrier in front would stop both."""
+        return isinstance(one, If) and any(barrier in self.awaited for barrier in _mbarriers_of(one)[1])
 
     def _meets_in_warp(self, old: Access, new: Access) -> bool:
         """Return whether a barrier of the threads of a warp that come here orders two accesses.
@@ -320,7 +325,8 @@ class Walk:
 
     def _place_in_role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place the barriers among the threads of a role. Accesses before all roles count; mbarriers order roles."""
-        arrivals = _mbarriers_of(role)[1] if role.by_hand else IdSet[Buffer]()
+        awaited, arrivals = _mbarriers_of(role) if role.by_hand else (IdSet[Buffer](), IdSet[Buffer]())
+        self.awaited |= awaited
         if not all(self._waits_for(old, arrivals) for old in state.since.values()):
             self._barrier(place, state, places)
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)

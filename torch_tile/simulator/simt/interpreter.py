@@ -23,7 +23,7 @@ from torch_tile.intrinsics import foreign
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.expr import Expr, Var, binary
 from torch_tile.ir.node import Visitor, walk
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.memory import tensor_at
@@ -181,11 +181,11 @@ class _Machine(Visitor):
     def block(self, block: st.Block) -> Step:
         """Compile statements that run in order."""
         steps = []
-        for kind, stmts in itertools.groupby(block.stmts, self._parting):
-            if kind is st.Role:
-                steps.append((self.roles(cast(list[st.Role], list(stmts))), False))
-            elif kind is st.If:
-                steps.append((self.branches(list(stmts)), False))
+        for parts, stmts in itertools.groupby(block.stmts, self._parts):
+            if parts:
+                found = list(stmts)
+                roles = [one for one in found if isinstance(one, st.Role)]
+                steps.append((self.roles(roles) if len(roles) == len(found) else self.branches(found), False))
             else:
                 steps += [(self.stmt(s), leaves(s)) for s in stmts]
         if any(early for _, early in steps):
@@ -364,13 +364,22 @@ class _Machine(Visitor):
 
     # Roles.
 
-    def _parting(self, one: st.Stmt) -> type[st.Stmt] | None:
-        """Return the class of a statement whose threads part: of a role, or of a branch in which whole warps wait."""
+    def _parts(self, one: st.Stmt) -> bool:
+        """Return whether threads part in a statement: in a role, or in a branch in which whole warps wait."""
         if isinstance(one, st.Role):
-            return st.Role
+            return True
         if not isinstance(one, st.If) or not isinstance(self.clock, VectorClock) or leaves(one):
-            return None
-        return st.If if parts_warps(one, self.expressions.fixed) else None
+            return False
+        return parts_warps(one, self.expressions.fixed)
+
+    def _as_branch(self, one: st.Stmt) -> st.Stmt:
+        """Return a role as the branch of its threads; another statement as it is."""
+        if not isinstance(one, st.Role):
+            return one
+        thread = self.kernel.thread
+        assert thread is not None, "a branch beside the role depends on it"
+        inside = binary("and", thread >= one.first, thread < one.first + one.count)
+        return st.If(inside, one.body, st.Block(()), span=one.span)
 
     def roles(self, roles: list[st.Role]) -> Step:
         """Compile roles as tasks that run at the same time, one task for each barrier group of a role."""
@@ -379,8 +388,11 @@ class _Machine(Visitor):
         return self._tasks(parts, outer, lambda mask, everyone: mask)
 
     def branches(self, branches: list[st.Stmt]) -> Step:
-        """Compile branches as tasks, for each group of warps that agree; block barriers still meet all threads."""
-        outer = self.known_variables()
+        """Compile branches, and roles beside them, as tasks for each group of warps that agree.
+
+        Barriers of the block still meet all threads.
+        """
+        outer, branches = self.known_variables(), [self._as_branch(one) for one in branches]
         steps = [self.stmt(one) for one in branches]
 
         def body() -> None:
