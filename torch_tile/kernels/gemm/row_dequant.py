@@ -286,11 +286,10 @@ def kept(kind: Any, stored: Any) -> Any:
 
 @library_jit
 def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
-    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for few rows a, given as groups, of which a block holds
-    `held` of each row.
+    """Build the kernel `out = epilogue(a @ w0^T, ..., aux)` for few rows a, which are given as groups.
 
-    A product has `config.splits` slices of K. `config.blocks` blocks take one tile of the weights after the other. A
-    step has `config.stages` groups of a slice.
+    A block holds `held` groups of each row. A product has `config.splits` slices of K. `config.blocks` blocks take one
+    tile of the weights after the other. A step has `config.stages` groups of a slice.
     """
     slices, storage, columns = config.splits, spec.storage, columns_of(config)
     rows, order = config.block_n // slices, order_of(spec)
@@ -326,8 +325,8 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
                 for x in (True, takes_off(spec), norm)
             )
             shape = config.block_m, min(held, part_of(config)), slices
+            factor = -1.0 if storage.zero else -excess(spec)
             for part in T.serial(held // shape[1]):
-                factor = -1.0 if storage.zero else -excess(spec)
                 hold(a, order, shape, part, ordered, powers, less, factor, config.threads, (weight, squares))
             root = root_of(squares, groups * storage.group, norm.eps) if norm else None
             for iteration in T.serial(T.ceildiv(T.ceildiv(n, rows) - block, config.blocks)):

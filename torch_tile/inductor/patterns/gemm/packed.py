@@ -139,7 +139,7 @@ def _stored_alike(x: Node, y: Node) -> bool:
 
 @family("dequant", "post_grad", 507)
 def take_norms(context: Context) -> None:
-    """Put every RMS norm of one row into the calls that read it, if nothing else does."""
+    """Fuse each RMS norm of one row into the calls that read it, if nothing else reads it."""
     for node in list(context.graph.nodes):
         norm = _norm_of(node) if node.users else None
         calls = [] if norm is None else _readers(norm)
