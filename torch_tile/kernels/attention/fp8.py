@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of float8 queries, keys and values with a scale for each head (FlashAttention-3, arXiv:2407.08608, 3.3).
 
-Where tensor cores multiply float8, both products are of float8, and weights of keys are rounded to it. These tensor
-cores read values transposed. A kernel of its own transposes them. It puts each run of 16 keys in the order in which a
-thread holds scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
+Where tensor cores multiply float8, both products are of float8. Scores become codes of float8 weights without
+exponentials. Codes are linear between powers of two (Schraudolph, "A fast, compact approximation of the exponential
+function", Neural Computation 11, 1999). Columns of ones beside the values sum up the weights. These tensor cores read
+values transposed. A kernel of its own transposes them. It puts each run of 16 keys in the order in which a thread holds
+scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch_tile.kernels.attention import forward
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args, dense_args
 from torch_tile.kernels.attention.arguments import bounded, empty_beside
 from torch_tile.kernels.attention.forward import default_scale, store_rows, store_staged
-from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
+from torch_tile.kernels.attention.softmax import base_of, begin_rows, exponentiate, factor_of, hide_keys
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import (
@@ -43,6 +45,17 @@ from torch_tile.kernels.gemm.scaled import operand_of
 from torch_tile.kernels.library_jit import library_jit
 
 GAIN = 8.0  # weights are kept times 2 ** GAIN: 256 is the largest power of two that float8_e4m3fn has
+ONES = 8  # columns of ones behind the values: as many as a product's step of columns
+ONE_BYTE = 0x38  # the code of 1
+CODE_OF_LARGEST = 120  # of 2 ** GAIN; the NaN is 127
+CODES = 8  # from one power of two to the next
+# Codes are linear between powers of two, where exponentials are below: by 4 % in the mean. This makes the mean error 0.
+CENTRE = 0.45
+UNIT_OF_CODES = 2.0**-24  # of `T.float8_of_code`
+REACH = 14  # powers of two from the largest weight of a block of keys to the least number with three digits
+LARGE = 2.0**23  # exponents below are rounded by at most 0.5, and codes by 4
+LEAST_FACTOR = 2.0**-100  # of scores: products of -inf by a number that is flushed to 0 are NaN
+LARGEST = 448.0
 RUN = 16  # keys that are put in another order
 EACH = 64  # keys of a block that transposes
 
@@ -67,8 +80,8 @@ def empty_result(args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:
 def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `tile.attention_fp8` and lse `[B, H, Sq]` in float32 (float64 for that `dtype`).
 
-    The kernels round weights to float8_e4m3fn where their target multiplies float8: to within 2 ** -4 of themselves,
-    or 2 ** -18 of a row's largest.
+    The kernels round weights to float8_e4m3fn where their target multiplies float8: to within 8 % of themselves, or
+    2 ** -14 of the largest in a row's block of at most 224 keys.
     """
     args: AttentionFp8Args[torch.Tensor] = AttentionFp8Args(*given, **named)
     made = empty_result(args)
@@ -80,8 +93,8 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 class Fp8Spec:
     """Compile-time facts of the kernel besides its `Config`. `spec` has the dtype of tiles, and what a query sees.
 
-    `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them. `scaled`: which of
-    q, k and v have scales.
+    `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them, with
+    ones. `scaled`: which of q, k and v have scales.
     """
 
     spec: Spec
@@ -91,6 +104,11 @@ class Fp8Spec:
     out_multiple: int
     scaled: tuple[bool, bool, bool]
 
+    @property
+    def ones(self) -> int:
+        """Return the columns of ones behind the values."""
+        return ONES if self.transposed else 0
+
     def scale(self, operand: int, scales: Sequence[Any], *place: Any) -> Any:
         """Return the scale of an operand's head: 1 unless it has scales."""
         return scales[sum(self.scaled[:operand])][place] if self.scaled[operand] else 1.0
@@ -98,20 +116,23 @@ class Fp8Spec:
 
 @library_jit
 def transpose_values(width: int, vector: int) -> Any:
-    """Build the kernel that transposes the bytes of values `[B, H, S, Dv]`, with keys in the order of `key_at`."""
+    """Build the kernel that transposes the bytes of values `[B, H, S, Dv]`, with keys in the order of `key_at`.
+
+    Rows behind the values hold `ONES` times 1.
+    """
     batch, heads, length = T.dynamic("batch, heads, length")
     d, padded = dynamic("d", vector), dynamic("padded", EACH)
 
     @T.prim_func
     def transpose_values(
         v: strided("v", (batch, heads, length, d), torch.uint8, multiple=vector),
-        transposed: T.Tensor((batch, heads, d, padded), torch.uint8),
+        transposed: T.Tensor((batch, heads, width + ONES, padded), torch.uint8),
     ):
         with T.Kernel(padded // EACH, heads, batch, threads=128) as (bx, head, sequence):
             T.pdl_trigger()
             # Rows that lie so that the threads of a warp, eight words of four rows each, meet all banks.
             tile = T.alloc_shared((EACH, width + 16), torch.uint8)
-            columns = T.alloc_shared((width, EACH + 4), torch.uint8)
+            columns = T.alloc_shared((width + ONES, EACH + 4), torch.uint8)
             words = math.gcd(width // 4, 8)
             T.copy(v[sequence, head, bx * EACH : (bx + 1) * EACH, 0:width], tile[0:EACH, 0:width])
             for run, group, word, c in T.Parallel(EACH // RUN, width // 4 // words, RUN // 4, words):
@@ -123,7 +144,9 @@ def transpose_values(width: int, vector: int) -> Any:
                 for n in T.unroll(4):
                     for byte in T.vectorized(4):
                         columns[column + n, place + byte] = square[byte, n]
-            T.copy(columns[0:width, 0:EACH], transposed[sequence, head, 0, bx * EACH])
+            for i, j in T.Parallel(ONES, EACH):
+                columns[width + i, j] = T.cast(ONE_BYTE, "uint8")
+            T.copy(columns[0 : width + ONES, 0:EACH], transposed[sequence, head, 0, bx * EACH])
 
     return transpose_values
 
@@ -133,16 +156,53 @@ def key_at(place: Any) -> Any:
     return place // RUN * RUN + place % RUN // 4 * 2 + place % 4 // 2 * 8 + place % 2
 
 
+@T.macro
+def encode_weights(
+    scores: Any, row_max: Any, base: Any, rescale: Any, probs: Any, scale_log2: Any, all_exact: Any
+) -> None:
+    """Round weights `2 ** (GAIN + scale_log2 * score - base)` to float8 `probs`, in the order of `key_at`.
+
+    `row_max`, `base` and `rescale` `[rows]` are those of `exponentiate`, with one difference. `base` follows the
+    largest score of this block, down to `REACH` below that of the row. So small weights of other blocks keep their
+    digits. A score's exponent is at most 0.5 off where it is large, all weights of a row alike. With `all_exact` no
+    score is that large. Otherwise a large maximum is taken off first.
+    """
+    rows, keys = scores.shape
+    step_max, slope, shift, taken = (T.alloc_fragment((rows,), "float32") for _ in range(4))
+    T.reduce_max(scores, step_max, dim=1, nan_propagate=True)
+    for i in T.Parallel(rows):
+        row_max[i] = T.max(row_max[i], step_max[i])
+        factor = factor_of(row_max[i], scale_log2, LARGE)
+        new_base = T.max(base_of(step_max[i], factor), base_of(row_max[i], factor) - REACH)
+        rescale[i] = T.exp2(base[i] - new_base)
+        base[i] = new_base
+        is_large = T.abs(row_max[i] * scale_log2) >= LARGE
+        taken[i] = T.if_then_else(is_large, T.max(step_max[i], T.min_value("float32")), 0.0)
+        slope[i] = factor * (CODES * UNIT_OF_CODES)
+        first = (CODE_OF_LARGEST - CENTRE) / CODES - (new_base - taken[i] * factor)
+        shift[i] = first * (CODES * UNIT_OF_CODES)
+    if T.logical_not(all_exact):
+        for i, j in T.Parallel(rows, keys):
+            scores[i, j] = scores[i, j] - taken[i]
+    # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result. Of an operand it holds 4t to 4t + 3.
+    for i, run, t, byte in T.Parallel(rows, keys // RUN, 4, 4):
+        probs[i, run * RUN + t * 4 + byte] = T.cast(
+            T.float8_of_code(T.fma(scores[i, run * RUN + byte // 2 * 8 + t * 2 + byte % 2], slope[i], shift[i])),
+            probs.dtype,
+        )
+
+
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
     spec, rows, keys = form.spec, config.block_q, config.block_kv
+    columns = spec.tile_dv + form.ones
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     heads = kv_heads * groups
-    v_shape = (dv, dynamic("padded", EACH)) if form.transposed else (kv_len, dv)
+    v_shape = (columns, dynamic("padded", EACH)) if form.transposed else (kv_len, dv)
     infinity = T.infinity("float32")
     scale_types = [
         strided(f"{name}_scale", (batch, count), torch.float32, unit=False, align=4)
@@ -170,19 +230,22 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
             kv_head, first_row = head // groups, block * rows
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
-            v_tile = T.alloc_shared((spec.tile_dv, keys) if form.transposed else (keys, spec.tile_dv), spec.dtype)
+            v_tile = T.alloc_shared((columns, keys) if form.transposed else (keys, columns), spec.dtype)
             scores = T.alloc_fragment((rows, keys), "float32")
             probs = T.alloc_fragment((rows, keys), spec.dtype)
-            acc = T.alloc_fragment((rows, spec.tile_dv), "float32")
+            acc = T.alloc_fragment((rows, columns), "float32")
             row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), "float32") for _ in range(4))
-            partial_sums = T.alloc_fragment((rows, config.partial_sums), "float32")
+            # Sums of weights in several columns, which are added up or all equal.
+            sums = T.alloc_fragment((rows, form.ones or config.partial_sums), "float32")
             T.copy(q[sequence, head, first_row, 0], q_tile)
             T.clear(acc)
-            T.clear(partial_sums)
+            T.clear(sums)
             begin_rows(row_max, base)
             factor = scale * form.scale(0, scales, sequence, head) * form.scale(1, scales, sequence, kv_head)
             # Scores are kept unscaled where that turns none of them around.
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
+            scale_log2 = T.max(unit * LOG2_E, LEAST_FACTOR) if form.transposed else unit * LOG2_E
+            all_exact = T.abs(factor) * (LOG2_E * LARGEST**2 * spec.tile_d) < LARGE
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
             for iteration in T.Pipelined(end - first, num_stages=config.stages):
@@ -197,30 +260,34 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                     hide_keys(
                         spec, [scores], -infinity, lambda i: T.min(first_row + i, q_len - 1), step * keys, *limits
                     )
-                # Tensor cores sum products of float8 in fewer digits than float32 has: none is lost by their scale.
-                exact = not form.transposed
-                exponentiate(scores, row_max, base, partial_sums, rescale, unit * LOG2_E, subtracts=exact, gain=GAIN)
-                for i, c in T.Parallel(rows, spec.tile_dv):
-                    acc[i, c] *= rescale[i]
                 if form.transposed:
-                    # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result. Of an operand it holds 4t to
-                    # 4t + 3.
-                    for i, run, high, t, low in T.Parallel(rows, keys // RUN, 2, 4, 2):
-                        probs[i, run * RUN + t * 4 + high * 2 + low] = T.cast(
-                            scores[i, run * RUN + high * 8 + t * 2 + low], spec.dtype
-                        )
+                    encode_weights(scores, row_max, base, rescale, probs, scale_log2, all_exact)
                     T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
                 else:
+                    exponentiate(scores, row_max, base, sums, rescale, scale_log2, subtracts=True, gain=GAIN)
                     T.copy(scores, probs)
                     T.copy(v[sequence, kv_head, step * keys, 0], v_tile)
+                for i, c in T.Parallel(rows, columns):
+                    acc[i, c] *= rescale[i]
                 T.gemm(probs, v_tile, acc, transpose_B=form.transposed, policy=T.GemmWarpPolicy.FullRow)
-            T.reduce_sum(partial_sums, row_sum, dim=1)
+            result = acc
+            if form.transposed:
+                result = T.alloc_fragment((rows, spec.tile_dv), "float32")
+                T.copy(acc[0:rows, 0 : spec.tile_dv], result)
+                T.copy(acc[0:rows, spec.tile_dv : columns], sums)
+                T.reduce_max(sums, row_sum, dim=1, nan_propagate=True)
+            else:
+                T.reduce_sum(sums, row_sum, dim=1)
             for i in T.Parallel(rows):
                 if first_row + i < q_len:
-                    lse[sequence, head, first_row + i] = row_max[i] * unit + (T.log(row_sum[i]) - GAIN * math.log(2))
+                    lag = 0.0
+                    if form.transposed:
+                        lag = base[i] - base_of(row_max[i], factor_of(row_max[i], scale_log2, LARGE))
+                    rest = T.log(row_sum[i]) + (lag - GAIN) * math.log(2)
+                    lse[sequence, head, first_row + i] = row_max[i] * unit + rest
                 own = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
                 rescale[i] = own * form.scale(2, scales, sequence, kv_head)
-            (store_staged if config.staged else store_rows)(acc, rescale, out, (sequence, head), first_row)
+            (store_staged if config.staged else store_rows)(result, rescale, out, (sequence, head), first_row)
 
     return attention_fp8
 
@@ -262,7 +329,7 @@ def _run(
     scaled = args.q_scale is not None, args.k_scale is not None, args.v_scale is not None
     form = Fp8Spec(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
     if transposed:
-        stored = v.new_empty((batch, kv_heads, v_dim, -(-kv_len // EACH) * EACH))
+        stored = v.new_empty((batch, kv_heads, tile_dv + ONES, -(-kv_len // EACH) * EACH))
         machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))
         v = stored
     number = float(default_scale(head_dim) if args.scale is None else args.scale)
@@ -279,7 +346,7 @@ class _Candidate:
     registers: int
 
 
-def _candidates(*tilings: tuple[int, int, int, int], registers: int = 160) -> tuple[_Candidate, ...]:
+def _candidates(*tilings: tuple[int, int, int, int], registers: int = 164) -> tuple[_Candidate, ...]:
     """Make candidates of tilings by queries and keys of a block, threads and stages."""
     return tuple(_Candidate(Config(*tiling, partial_sums=8, packed=False), registers) for tiling in tilings)
 
@@ -316,10 +383,10 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
 def _fits(candidate: _Candidate, spec: Spec, machine: Machine, bulk: bool) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
     config, size = candidate.config, spec.dtype.itemsize
-    rows, keys = config.block_q, config.block_kv
-    held = rows * (keys + keys * size // 4 + spec.tile_dv) // config.threads
+    rows, keys, columns = config.block_q, config.block_kv, spec.tile_dv + (ONES if size == 1 else 0)
+    held = rows * (keys + keys * size // 4 + columns) // config.threads
     tiles = [Tile(rows, spec.tile_d, 8 * size, parts=(Part.BEFORE, Part.LOOP))]
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
-    tiles += [Tile(spec.tile_dv, keys, 8 * size, config.stages, (Part.LOOP,))]
+    tiles += [Tile(columns, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
     return held <= candidate.registers and Footprint(tuple(tiles), bulk).fits(machine.target)
