@@ -240,6 +240,10 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
             T.copy(q[sequence, head, first_row, 0], q_tile)
             T.clear(acc)
             T.clear(sums)
+            if form.transposed:
+                part, late = T.alloc_fragment((rows, columns), "float32"), T.alloc_fragment((rows,), "float32")
+                T.clear(part)
+                T.fill(late, 1.0)
             begin_rows(row_max, base)
             factor = scale * form.scale(0, scales, sequence, head) * form.scale(1, scales, sequence, kv_head)
             # Scores are kept unscaled where that turns none of them around.
@@ -263,15 +267,23 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                 if form.transposed:
                     encode_weights(scores, row_max, base, rescale, probs, scale_log2, all_exact)
                     T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
+                    # Tensor cores cut off digits of float8 products' sums: up to a third of the sum of 16384 weights.
+                    # So a product has the sums of one block, which are added up here, while the next scores are made.
+                    for i, c in T.Parallel(rows, columns):
+                        acc[i, c] = T.fma(acc[i, c], late[i], part[i, c])
+                    T.copy(rescale, late)
+                    T.gemm(probs, v_tile, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 else:
                     exponentiate(scores, row_max, base, sums, rescale, scale_log2, subtracts=True, gain=GAIN)
                     T.copy(scores, probs)
                     T.copy(v[sequence, kv_head, step * keys, 0], v_tile)
-                for i, c in T.Parallel(rows, columns):
-                    acc[i, c] *= rescale[i]
-                T.gemm(probs, v_tile, acc, transpose_B=form.transposed, policy=T.GemmWarpPolicy.FullRow)
+                    for i, c in T.Parallel(rows, columns):
+                        acc[i, c] *= rescale[i]
+                    T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
             result = acc
             if form.transposed:
+                for i, c in T.Parallel(rows, columns):
+                    acc[i, c] = T.fma(acc[i, c], late[i], part[i, c])
                 result = T.alloc_fragment((rows, spec.tile_dv), "float32")
                 T.copy(acc[0:rows, 0 : spec.tile_dv], result)
                 T.copy(acc[0:rows, spec.tile_dv : columns], sums)
@@ -313,6 +325,8 @@ def _run(
     batch, kv_heads, kv_len, head_dim = k.shape
     heads, v_dim = q.shape[1], v.shape[3]
     operand = operand_of(q.dtype, machine)
+    if operand.itemsize == 1 and v_dim > WIDEST_VALUES:
+        operand = torch.float16
     transposed = operand.itemsize == 1
     tile_d, tile_dv = round_up(head_dim, 32 if transposed else 16), round_up(v_dim, 16)
     exact = (tile_d, tile_dv) == (head_dim, v_dim)
@@ -338,24 +352,19 @@ def _run(
     return True
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A tiling, and the `registers` of a thread that its sums, scores and weights may take."""
-
-    config: Config
-    registers: int
-
-
-def _candidates(*tilings: tuple[int, int, int, int], registers: int = 164) -> tuple[_Candidate, ...]:
+def _candidates(*tilings: tuple[int, int, int, int]) -> tuple[Config, ...]:
     """Make candidates of tilings by queries and keys of a block, threads and stages."""
-    return tuple(_Candidate(Config(*tiling, partial_sums=8, packed=False), registers) for tiling in tilings)
+    return tuple(Config(*tiling, partial_sums=8, packed=False) for tiling in tilings)
 
 
 # Tilings by falling size; the first that fits is taken.
 HOPPER = _candidates((128, 128, 256, 2), (128, 64, 256, 2), (64, 64, 128, 2), (64, 32, 128, 1))
 OTHERS = _candidates((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
-# Measured to be faster from LONG_KEYS keys on. Beside a producer, a thread has 240 registers.
-WIDE_KEY_BLOCKS = _candidates((128, 224, 256, 2), registers=208)
+# Measured to be faster from LONG_KEYS keys on.
+WIDE_KEY_BLOCKS = _candidates((128, 224, 256, 2), (128, 160, 256, 2))
+WIDEST_VALUES = 128  # two tiles of sums of wider ones do not fit into registers
+# Registers of a thread that its sums, scores and weights may take. Beside a producer, a thread has 240.
+HELD, HELD_BESIDE_PRODUCER = 160, 216
 LONG_KEYS = 4096
 
 
@@ -372,21 +381,22 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
     wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
     candidates = OTHERS
     if wgmma:
-        candidates = tuple(c for c in HOPPER if problem.rows > 64 or c.config.block_q == 64)
+        candidates = tuple(c for c in HOPPER if problem.rows > 64 or c.block_q == 64)
         if problem.rows > 64 and problem.keys >= LONG_KEYS:
             candidates = WIDE_KEY_BLOCKS + candidates
     staged, heavy_first = out_bytes == 2, spec.causal
-    candidates = tuple(replace(c, config=replace(c.config, staged=staged, heavy_first=heavy_first)) for c in candidates)
-    return next((c.config for c in candidates if _fits(c, spec, machine, wgmma)), None)
+    candidates = tuple(replace(c, staged=staged, heavy_first=heavy_first) for c in candidates)
+    return next((c for c in candidates if _fits(c, spec, machine, wgmma)), None)
 
 
-def _fits(candidate: _Candidate, spec: Spec, machine: Machine, bulk: bool) -> bool:
+def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
-    config, size = candidate.config, spec.dtype.itemsize
+    size = spec.dtype.itemsize
     rows, keys, columns = config.block_q, config.block_kv, spec.tile_dv + (ONES if size == 1 else 0)
-    held = rows * (keys + keys * size // 4 + columns) // config.threads
+    sums = 2 * columns if size == 1 else columns
+    held = rows * (keys + keys * size // 4 + sums) // config.threads
     tiles = [Tile(rows, spec.tile_d, 8 * size, parts=(Part.BEFORE, Part.LOOP))]
     tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(columns, keys, 8 * size, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
-    return held <= candidate.registers and Footprint(tuple(tiles), bulk).fits(machine.target)
+    return held <= (HELD_BESIDE_PRODUCER if bulk else HELD) and Footprint(tuple(tiles), bulk).fits(machine.target)
