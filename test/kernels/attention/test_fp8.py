@@ -54,7 +54,7 @@ def check_bounds(args, out, lse, rounded, what):
     bound = weighed @ sizes + (chances @ sizes) * 2**-11 + 1e-5
     if rounded:
         bound += weighed.sum(-1, keepdim=True) * want.abs()
-    bound += want.abs() * {torch.float32: 0, torch.bfloat16: 2**-8}[out.dtype]
+    bound += want.abs() * {torch.float32: 0, torch.float16: 2**-11, torch.bfloat16: 2**-8}[out.dtype]
     error = (out.double() - want).abs() / bound
     assert out.shape == want.shape and out.stride() == empty_beside(args.q, want.shape[3]).stride(), what
     assert not (error > 1).any() and out.isfinite().all(), f"{what}: {float(error.max())} times the bound"
@@ -103,6 +103,29 @@ def test_values_on_gpus(machine, problems, monkeypatch):
     # The exponentials run beside the second product.
     assert any("wgmma_wait<0, true>" in text for text in texts) == (machine is HOPPER)
     assert not any("moved through shared memory" in note for note in notes), notes
+
+
+@pytest.mark.parametrize("machine", [HOPPER, AMPERE], ids=lambda m: m.target.arch)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_widened_operands_of_gpus(machine, dtype, problems, monkeypatch):
+    """Where values are too wide, or float8 is not multiplied, `attention` computes, with scales as exact factors."""
+    names = []
+
+    def call(kernel, *args):
+        names.append(kernel.program.name)
+        assert not kernel.interpret(*args)
+
+    monkeypatch.setattr(fp8, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    width = 136 if machine is HOPPER else 24
+    shapes = (2, 4, 40, 32), (2, 2, 70, 32), (2, 2, 70, width)
+    q, k, v = (problems.tensor(*shape, layout="dense").to(E4M3) for shape in shapes)
+    uneven = torch.randn(2, 4), torch.randn(problems.pick(1, 2), 2), torch.rand(2, problems.pick(1, 2)) + 0.3
+    scales = [problems.pick(None, scale, scale) for scale in uneven]
+    args = AttentionFp8Args(q, k, v, *scales, problems.pick(True, False), 0.3, 0, 30, dtype)
+    out, lse = attention_fp8(*args)
+    assert names == ["attention"]
+    check_bounds(args, out, lse, False, str(args[3:]))
 
 
 def test_keys_past_the_visible_ones_change_nothing(problems):

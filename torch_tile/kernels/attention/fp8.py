@@ -5,7 +5,7 @@ Where tensor cores multiply float8, both products are of float8. Scores become c
 exponentials. Codes are linear between powers of two (Schraudolph, "A fast, compact approximation of the exponential
 function", Neural Computation 11, 1999). Columns of ones beside the values sum up the weights. These tensor cores read
 values transposed. A kernel of its own transposes them. It puts each run of 16 keys in the order in which a thread holds
-scores. So weights stay in registers. Elsewhere operands are widened, which is exact.
+scores. So weights stay in registers. Elsewhere `forward` computes with widened operands, which is exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_tile.kernels.attention import forward
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionFp8Args, dense_args
 from torch_tile.kernels.attention.arguments import bounded, empty_beside
 from torch_tile.kernels.attention.forward import default_scale, store_rows, store_staged
-from torch_tile.kernels.attention.softmax import base_of, begin_rows, exponentiate, factor_of, hide_keys
+from torch_tile.kernels.attention.softmax import base_of, begin_rows, factor_of, hide_keys
 from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import (
@@ -41,7 +41,6 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.footprint import Footprint, Part, Tile
-from torch_tile.kernels.gemm.scaled import operand_of
 from torch_tile.kernels.library_jit import library_jit
 
 GAIN = 8.0  # weights are kept times 2 ** GAIN: 256 is the largest power of two that float8_e4m3fn has
@@ -56,6 +55,7 @@ REACH = 14  # powers of two from the largest weight of a block of keys to the le
 LARGE = 2.0**23  # exponents below are rounded by at most 0.5, and codes by 4
 LEAST_FACTOR = 2.0**-100  # of scores: products of -inf by a number that is flushed to 0 are NaN
 LARGEST = 448.0
+SCALED = "v0=mul(acc0,x0);ret v0"
 RUN = 16  # keys that are put in another order
 EACH = 64  # keys of a block that transposes
 
@@ -91,23 +91,16 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Fp8Spec:
-    """Compile-time facts of the kernel besides its `Config`. `spec` has the dtype of tiles, and what a query sees.
+    """Compile-time facts of the kernel besides its `Config`. `spec` says what a query sees.
 
-    `stored`: the dtype in memory. `transposed`: values are given as `transpose_values` makes them, with
-    ones. `scaled`: which of q, k and v have scales.
+    `out`: the dtype of the result, whose rows start at multiples of `out_multiple` elements. `scaled`: which of q, k
+    and v have scales.
     """
 
     spec: Spec
-    stored: torch.dtype
     out: torch.dtype
-    transposed: bool
     out_multiple: int
     scaled: tuple[bool, bool, bool]
-
-    @property
-    def ones(self) -> int:
-        """Return the columns of ones behind the values."""
-        return ONES if self.transposed else 0
 
     def scale(self, operand: int, scales: Sequence[Any], *place: Any) -> Any:
         """Return the scale of an operand's head: 1 unless it has scales."""
@@ -195,14 +188,17 @@ def encode_weights(
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @library_jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
-    """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it."""
+    """Build the forward kernel: online softmax over blocks of keys, as `forward.flash_attention` has it.
+
+    Values are given as `transpose_values` makes them.
+    """
     spec, rows, keys = form.spec, config.block_q, config.block_kv
-    columns = spec.tile_dv + form.ones
+    columns = spec.tile_dv + ONES
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
     groups = T.dynamic("groups") if spec.grouped else 1
     d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     heads = kv_heads * groups
-    v_shape = (columns, dynamic("padded", EACH)) if form.transposed else (kv_len, dv)
+    v_shape = batch, kv_heads, columns, dynamic("padded", EACH)
     infinity = T.infinity("float32")
     scale_types = [
         strided(f"{name}_scale", (batch, count), torch.float32, unit=False, align=4)
@@ -212,9 +208,9 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
 
     @T.prim_func
     def attention_fp8(
-        q: strided("q", (batch, heads, q_len, d), form.stored, multiple=spec.vector),
-        k: strided("k", (batch, kv_heads, kv_len, d), form.stored, multiple=spec.vector),
-        v: strided("v", (batch, kv_heads, *v_shape), form.stored, multiple=RUN if form.transposed else spec.vector),
+        q: strided("q", (batch, heads, q_len, d), spec.dtype, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", v_shape, spec.dtype, multiple=RUN),
         *scales: scale_types,
         lse: T.Tensor((batch, heads, q_len), "float32"),
         out: strided("out", (batch, heads, q_len, dv), form.out, multiple=form.out_multiple),
@@ -224,31 +220,25 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
     ):
         blocks = T.ceildiv(q_len, rows)
         with T.Kernel(*config.grid(blocks, heads, batch, 1), threads=config.threads) as (bx, by, bz):
-            if form.transposed:
-                T.pdl_sync()
+            T.pdl_sync()
             block, head, sequence, _ = config.place(bx, by, bz, blocks, heads, 1)
             kv_head, first_row = head // groups, block * rows
             q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
             k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
-            v_tile = T.alloc_shared((columns, keys) if form.transposed else (keys, columns), spec.dtype)
+            v_tile = T.alloc_shared((columns, keys), spec.dtype)
             scores = T.alloc_fragment((rows, keys), "float32")
             probs = T.alloc_fragment((rows, keys), spec.dtype)
-            acc = T.alloc_fragment((rows, columns), "float32")
-            row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), "float32") for _ in range(4))
-            # Sums of weights in several columns, which are added up or all equal.
-            sums = T.alloc_fragment((rows, form.ones or config.partial_sums), "float32")
+            acc, part = (T.alloc_fragment((rows, columns), "float32") for _ in range(2))
+            row_max, base, row_sum, rescale, late = (T.alloc_fragment((rows,), "float32") for _ in range(5))
             T.copy(q[sequence, head, first_row, 0], q_tile)
             T.clear(acc)
-            T.clear(sums)
-            if form.transposed:
-                part, late = T.alloc_fragment((rows, columns), "float32"), T.alloc_fragment((rows,), "float32")
-                T.clear(part)
-                T.fill(late, 1.0)
+            T.clear(part)
+            T.fill(late, 1.0)
             begin_rows(row_max, base)
             factor = scale * form.scale(0, scales, sequence, head) * form.scale(1, scales, sequence, kv_head)
             # Scores are kept unscaled where that turns none of them around.
             unit = T.if_then_else(factor > 0.0, factor, 1.0)
-            scale_log2 = T.max(unit * LOG2_E, LEAST_FACTOR) if form.transposed else unit * LOG2_E
+            scale_log2 = T.max(unit * LOG2_E, LEAST_FACTOR)
             all_exact = T.abs(factor) * (LOG2_E * LARGEST**2 * spec.tile_d) < LARGE
             extremes = first_row, T.min(first_row + rows - 1, q_len - 1)
             first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
@@ -264,37 +254,23 @@ def flash_attention_fp8(config: Config, form: Fp8Spec) -> Any:
                     hide_keys(
                         spec, [scores], -infinity, lambda i: T.min(first_row + i, q_len - 1), step * keys, *limits
                     )
-                if form.transposed:
-                    encode_weights(scores, row_max, base, rescale, probs, scale_log2, all_exact)
-                    T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
-                    # Tensor cores cut off digits of float8 products' sums: up to a third of the sum of 16384 weights.
-                    # So a product has the sums of one block, which are added up here, while the next scores are made.
-                    for i, c in T.Parallel(rows, columns):
-                        acc[i, c] = T.fma(acc[i, c], late[i], part[i, c])
-                    T.copy(rescale, late)
-                    T.gemm(probs, v_tile, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                else:
-                    exponentiate(scores, row_max, base, sums, rescale, scale_log2, subtracts=True, gain=GAIN)
-                    T.copy(scores, probs)
-                    T.copy(v[sequence, kv_head, step * keys, 0], v_tile)
-                    for i, c in T.Parallel(rows, columns):
-                        acc[i, c] *= rescale[i]
-                    T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
-            result = acc
-            if form.transposed:
+                encode_weights(scores, row_max, base, rescale, probs, scale_log2, all_exact)
+                T.copy(v[sequence, kv_head, 0, step * keys], v_tile)
+                # Tensor cores cut off digits of float8 products' sums: up to a third of the sum of 16384 weights.
+                # So a product has the sums of one block, which are added up here, while the next scores are made.
                 for i, c in T.Parallel(rows, columns):
                     acc[i, c] = T.fma(acc[i, c], late[i], part[i, c])
-                result = T.alloc_fragment((rows, spec.tile_dv), "float32")
-                T.copy(acc[0:rows, 0 : spec.tile_dv], result)
-                T.copy(acc[0:rows, spec.tile_dv : columns], sums)
-                T.reduce_max(sums, row_sum, dim=1, nan_propagate=True)
-            else:
-                T.reduce_sum(sums, row_sum, dim=1)
+                T.copy(rescale, late)
+                T.gemm(probs, v_tile, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            for i, c in T.Parallel(rows, columns):
+                acc[i, c] = T.fma(acc[i, c], late[i], part[i, c])
+            result, sums = (T.alloc_fragment((rows, width), "float32") for width in (spec.tile_dv, ONES))
+            T.copy(acc[0:rows, 0 : spec.tile_dv], result)
+            T.copy(acc[0:rows, spec.tile_dv : columns], sums)
+            T.reduce_max(sums, row_sum, dim=1, nan_propagate=True)  # all are equal
             for i in T.Parallel(rows):
                 if first_row + i < q_len:
-                    lag = 0.0
-                    if form.transposed:
-                        lag = base[i] - base_of(row_max[i], factor_of(row_max[i], scale_log2, LARGE))
+                    lag = base[i] - base_of(row_max[i], factor_of(row_max[i], scale_log2, LARGE))
                     rest = T.log(row_sum[i]) + (lag - GAIN) * math.log(2)
                     lse[sequence, head, first_row + i] = row_max[i] * unit + rest
                 own = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
@@ -320,65 +296,86 @@ def attention_fp8(
 def _run(
     args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, machine: Machine, config: Config | None
 ) -> bool:
-    """Launch the kernels. Return whether there is a tiling, else nothing is launched."""
+    """Launch the kernels, those of `forward` if float8 has no tiling. Return whether there is one."""
     q, k, v = (dense_last(x) for x in args[:3])
     batch, kv_heads, kv_len, head_dim = k.shape
     heads, v_dim = q.shape[1], v.shape[3]
-    operand = operand_of(q.dtype, machine)
-    if operand.itemsize == 1 and v_dim > WIDEST_VALUES:
-        operand = torch.float16
-    transposed = operand.itemsize == 1
-    tile_d, tile_dv = round_up(head_dim, 32 if transposed else 16), round_up(v_dim, 16)
+    tile_d, tile_dv = round_up(head_dim, 32), round_up(v_dim, 16)
     exact = (tile_d, tile_dv) == (head_dim, v_dim)
     vector = vector_of((q, k, v), (head_dim, v_dim)) if machine.is_gpu else 1
     spec = Spec(
-        operand, tile_d, tile_dv, exact, args.causal, args.window > 0, None, heads > kv_heads, True, vector,
+        q.dtype, tile_d, tile_dv, exact, args.causal, args.window > 0, None, heads > kv_heads, True, vector,
         shifted=is_shifted(args.causal, args.window, args.q_offset),
     )  # fmt: skip
     config = config or config_for(spec, Problem(batch * heads, q.shape[2], kv_len), machine, out.element_size())
     if config is None:
-        return False
+        return _run_widened(args, out, lse, machine)
     given = ((args.q_scale, q), (args.k_scale, k), (args.v_scale, k))
     scales = [scale.to(torch.float32).expand(x.shape[:2]) for scale, x in given if scale is not None]
     scaled = args.q_scale is not None, args.k_scale is not None, args.v_scale is not None
-    form = Fp8Spec(spec, q.dtype, out.dtype, transposed, math.gcd(v_dim, 16), scaled)
-    if transposed:
-        stored = v.new_empty((batch, kv_heads, tile_dv + ONES, -(-kv_len // EACH) * EACH))
-        machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))
-        v = stored
+    form = Fp8Spec(spec, out.dtype, math.gcd(v_dim, 16), scaled)
+    stored = v.new_empty((batch, kv_heads, tile_dv + ONES, -(-kv_len // EACH) * EACH))
+    machine.kernel(transpose_values)(tile_dv, vector)(v.view(torch.uint8), stored.view(torch.uint8))
     number = float(default_scale(head_dim) if args.scale is None else args.scale)
     options = (number, args.q_offset, bounded(args.window))
-    machine.kernel(flash_attention_fp8)(config, form)(q, k, v, *scales, lse, out, *options)
+    machine.kernel(flash_attention_fp8)(config, form)(q, k, stored, *scales, lse, out, *options)
     return True
+
+
+def _run_widened(args: AttentionFp8Args[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, machine: Machine) -> bool:
+    """Launch the kernels of `forward` for operands of float16, or of float32 on a CPU. Return whether it has a tiling.
+
+    Scales are factors of scores and of results, since float16 would round operands times their scales.
+    """
+    dtype = torch.float16 if machine.is_gpu else torch.float32  # both hold all numbers of float8
+    of_scores = [of_heads(scale, args) for scale in (args.q_scale, args.k_scale) if scale is not None]
+    wide = widened(args._replace(q_scale=None, k_scale=None, v_scale=None), dtype)
+    if of_scores:
+        wide = wide._replace(aux=[math.prod(of_scores[1:], start=of_scores[0])], score=SCALED)
+    direct = args.v_scale is None and out.dtype == dtype
+    made = out if direct else empty_beside(args.q, args.v.shape[3], dtype)
+    if not forward.run(wide, made, lse, machine, None, 0):
+        return False
+    if not direct:
+        torch.mul(made, 1.0 if args.v_scale is None else of_heads(args.v_scale, args), out=out)
+    return True
+
+
+def of_heads(scale: torch.Tensor, args: AttentionFp8Args[torch.Tensor]) -> torch.Tensor:
+    """Return the scales of an operand as float32 `[B or 1, H or 1, 1, 1]`, one for each head of queries."""
+    heads = args.q.shape[1]
+    each = heads // scale.shape[1] if 1 < scale.shape[1] < heads else 1
+    return scale.to(torch.float32).repeat_interleave(each, 1)[..., None, None]
 
 
 def _candidates(*tilings: tuple[int, int, int, int]) -> tuple[Config, ...]:
     """Make candidates of tilings by queries and keys of a block, threads and stages."""
-    return tuple(Config(*tiling, partial_sums=8, packed=False) for tiling in tilings)
+    return tuple(Config(*tiling, packed=False) for tiling in tilings)
 
 
 # Tilings by falling size; the first that fits is taken.
 HOPPER = _candidates((128, 128, 256, 2), (128, 64, 256, 2), (64, 64, 128, 2), (64, 32, 128, 1))
-OTHERS = _candidates((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 256, 1), (16, 32, 32, 1))
+OTHERS = _candidates((64, 64, 128, 2), (64, 32, 128, 2), (64, 32, 128, 1))
 # Measured to be faster from LONG_KEYS keys on.
 WIDE_KEY_BLOCKS = _candidates((128, 224, 256, 2), (128, 160, 256, 2))
-WIDEST_VALUES = 128  # two tiles of sums of wider ones do not fit into registers
+WIDEST_VALUES = 128  # two tiles of sums of wider ones leave registers for few keys, and `forward` is faster
 # Registers of a thread that its sums, scores and weights may take. Beside a producer, a thread has 240.
 HELD, HELD_BESIDE_PRODUCER = 160, 216
 LONG_KEYS = 4096
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
-    """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit."""
-    return _config_for(spec, typical(problem), machine, out_bytes)
+    """Choose the tiling of a problem on a machine. Return None if the machine does not multiply float8, or no tiling of
+    `flash_attention_fp8` fits.
+    """
+    multiplies = machine.is_gpu and machine.target.has_fp8 and spec.tile_dv <= WIDEST_VALUES
+    return _config_for(spec, typical(problem), machine, out_bytes) if multiplies else None
 
 
 @lru_cache(KEPT_CHOICES)
 def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
     """Choose the first tiling that fits."""
-    if not machine.is_gpu:
-        return Config(4 if problem.rows <= 4 else 64, 64, packed=False)
-    wgmma = machine.target.has_wgmma and spec.dtype.itemsize == 1 and spec.vector > 1
+    wgmma = machine.target.has_wgmma and spec.vector > 1
     candidates = OTHERS
     if wgmma:
         candidates = tuple(c for c in HOPPER if problem.rows > 64 or c.block_q == 64)
@@ -391,12 +388,10 @@ def _config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) 
 
 def _fits(config: Config, spec: Spec, machine: Machine, bulk: bool) -> bool:
     """Return whether a block's sums and tiles fit in registers and shared memory."""
-    size = spec.dtype.itemsize
-    rows, keys, columns = config.block_q, config.block_kv, spec.tile_dv + (ONES if size == 1 else 0)
-    sums = 2 * columns if size == 1 else columns
-    held = rows * (keys + keys * size // 4 + sums) // config.threads
-    tiles = [Tile(rows, spec.tile_d, 8 * size, parts=(Part.BEFORE, Part.LOOP))]
-    tiles += [Tile(keys, spec.tile_d, 8 * size, config.stages, (Part.LOOP,))]
-    tiles += [Tile(columns, keys, 8 * size, config.stages, (Part.LOOP,))]
+    rows, keys, columns = config.block_q, config.block_kv, spec.tile_dv + ONES
+    held = rows * (keys + keys // 4 + 2 * columns) // config.threads
+    tiles = [Tile(rows, spec.tile_d, 8, parts=(Part.BEFORE, Part.LOOP))]
+    tiles += [Tile(keys, spec.tile_d, 8, config.stages, (Part.LOOP,))]
+    tiles += [Tile(columns, keys, 8, config.stages, (Part.LOOP,))]
     tiles += [Tile(rows, spec.tile_dv, 16, parts=(Part.LEAVING,))] if config.staged else []
     return held <= (HELD_BESIDE_PRODUCER if bulk else HELD) and Footprint(tuple(tiles), bulk).fits(machine.target)
