@@ -210,6 +210,31 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* y) {
     compiles(source)
 
 
+def test_float8_numbers_are_stored_by_four_codes():
+    x, y, e, r = (
+        tensor("x", (128, 8), "float32"), tensor("y", (128, 8), "float8_e4m3fn"),
+        tensor("e", (8,), "float8_e4m3fn", "local"), tensor("r", (8,), "float32", "local"),
+    )  # fmt: skip
+
+    def code(i):
+        return cast(call("float8_of_code", load(r, i)), "float8_e4m3fn")
+
+    source = program([x, y], kernel(
+        Alloc(r), Alloc(e),
+        memory.vector_copy(at(r, 0), at(x, t, 0), 16), memory.vector_copy(at(r, 4), at(x, t, 4), 16),
+        loop(8, lambda i: put(e, i, code(i // 2 % 2 * 4 + i % 2))),
+        loop(2, lambda j: loop(4, lambda i: put(e, j * 4 + i, code(7 - i)))),
+        loop(6, lambda i: put(e, i, code(i))),  # not by four
+        loop(4, lambda i: put(e, i + 2, code(i))),  # not a whole word
+        loop(4, lambda i: put(e, i * 2, code(i))),  # no neighbours
+        memory.vector_copy(at(y, t, 0), at(e, 0), 8),
+    ))  # fmt: skip
+    lines = [line.strip() for line in body(source).splitlines() if "float8_of_code" in line or "store_codes" in line]
+    assert [line.startswith("tile::store_codes(&e[") for line in lines] == [True, True, False, False, False]
+    assert lines[1].split(", ", 1)[1] == "r[7 - i_1], r[7 - (i_1 + 1)], r[7 - (i_1 + 2)], r[7 - (i_1 + 3)]);"
+    compiles(source)
+
+
 def test_pairs_of_float8_become_float16_at_once():
     e, h, b, odd = (
         tensor(name, (size,), kind, "local")
