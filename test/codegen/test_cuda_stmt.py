@@ -10,6 +10,7 @@ from flat_kernels import SERIAL, at, body, bx, compiles, emitted, kernel, load, 
 
 from torch_tile.codegen.cuda_stmt import condition, registers_call
 from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import registers_at_start
 from torch_tile.intrinsics import bulk, matrix, memory, wgmma
 from torch_tile.intrinsics.base import call
 from torch_tile.ir import dtype as dt
@@ -575,13 +576,14 @@ def test_branches(spans, tests):
 
 def test_registers():
     def given(registers, threads, blocks=1):
-        return registers_call(Role(0, 128, Block(()), registers), threads, blocks)
+        return registers_call(Role(0, 128, Block(()), registers), registers_at_start(threads, blocks))
 
     assert given(0, 384) == given(168, 384) == given(128, 512) == ""
     assert given(240, 384) == "tile::set_registers<240, true>();"
     assert given(24, 384) == "tile::set_registers<24, false>();"
     assert given(136, 256, 3) == "tile::set_registers<136, true>();"  # 80 each, of which three blocks have room
     assert given(80, 256, 3) == "" and given(136, 256) == "tile::set_registers<136, false>();"
+    assert given(256, 128) == ""  # more a thread cannot have
 
 
 def product(registers=(0, 0), producers=32, stages=2):

@@ -14,7 +14,7 @@ from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is
 from torch_tile.codegen.cuda_wgmma import Product, joined_product
 from torch_tile.codegen.lines import pragma
 from torch_tile.diagnostics.errors import InternalError, Span
-from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
+from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, registers_at_start
 from torch_tile.intrinsics.memory import reads_by
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
@@ -36,12 +36,14 @@ class CudaStatements(Statements):
     shared: str
     thread: Var | None
     threads: int
-    min_blocks: int
+    share: int
 
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
         self.names, self.shared = names, shared
-        self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
+        self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
+        self.share = registers_at_start(self.threads, kernel.min_blocks)
+        self.registers: dict[int, int] = {}  # of each thread, by warpgroups that do not hold their share
         self.text = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
@@ -65,9 +67,12 @@ class CudaStatements(Statements):
                 self.open(branch, role.span)
             else:
                 self.otherwise(branch)
-            if call := registers_call(role, self.threads, self.min_blocks):
+            if call := registers_call(role, self.registers.get(role.first // WARPGROUP, self.share)):
                 self.text.headers.add("sync.h")
                 self.line(call)
+            if role.registers:
+                groups = range(role.first // WARPGROUP, (role.first + role.count) // WARPGROUP)
+                self.registers |= dict.fromkeys(groups, role.registers)
             self.within(thread, Interval(role.first, role.first + role.count - 1))
             self.body(role.body)
             self.within(thread, Interval(0, self.threads - 1))
@@ -374,9 +379,8 @@ def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
     return found
 
 
-def registers_call(role: Role, threads: int, blocks: int) -> str:
-    """Return the C++ text that gives a role's threads their registers; "" for equal shares of `blocks` blocks."""
-    share = equal_share(threads, blocks)
-    if role.registers in (0, share):
+def registers_call(role: Role, held: int) -> str:
+    """Return the C++ text that gives a role's threads their registers; "" if they hold as many."""
+    if role.registers in (0, held):
         return ""
-    return f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();"
+    return f"tile::set_registers<{role.registers}, {str(role.registers > held).lower()}>();"
