@@ -200,6 +200,19 @@ template <class T> TILE_DEVICE uint32_t pair_difference(uint32_t a, uint32_t b) 
   return y;
 }
 
+// Four numbers whose codes are given times 2^-24: as float16, whose least number that is, each is its code. NaN is 0x7fff.
+TILE_DEVICE void store_codes(e4m3* p, float a, float b, float c, float d) {
+  uint32_t low, high;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b), "f"(a));
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(d), "f"(c));
+  asm("prmt.b32 %0, %1, %2, 0x6420;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "r"(low), "r"(high));
+}
+TILE_DEVICE float float8_of_code(float x) {
+  uint32_t code;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(code) : "f"(0.0f), "f"(x));
+  return widen(e4m3{uint8_t(code)});
+}
+
 // p[0] and p[1] become elements i and j of a local array of a multiple of four: one conversion for both, and one byte
 // permutation for each four elements where j is not next to i.
 TILE_DEVICE void widen_pair(f16* p, const e4m3* from, int i, int j) {

@@ -107,14 +107,14 @@ def test_a_share_leaves_room_for_all_blocks_and_not_for_eight_more_registers(thr
             assert most_blocks(threads, share + UNIT) < blocks or blocks * threads * (share + UNIT) <= REGISTERS
 
 
-FEATURES = ("fp8", "stmatrix", "clusters", "tma", "early_start", "wgmma", "tcgen05")
+FEATURES = ("fp8", "stmatrix", "clusters", "tma", "early_start", "register_moves", "wgmma", "tcgen05")
 HAVE = {
     80: (),
     86: (),
     89: ("fp8",),
-    90: FEATURES[:6],
-    100: (*FEATURES[:5], "tcgen05"),
-    120: FEATURES[:5],
+    90: FEATURES[:7],
+    100: (*FEATURES[:6], "tcgen05"),
+    120: FEATURES[:6],
 }
 
 

@@ -38,6 +38,7 @@ BULK_BYTES = 16  # that sizes and addresses of bulk copies and strides of tensor
 REGISTERS = 65536  # of a multiprocessor, 4 bytes each
 PER_THREAD = 255  # registers that a thread can have
 UNIT = 8  # registers: threads are given multiples of it
+REGISTERS_OF_ROLES = range(24, 256 + UNIT, UNIT)  # that the threads of a role may ask for
 LARGEST_BOX, MOST_RANK = 256, 5  # of a tensor map: elements of a box in one dimension, and dimensions
 
 
@@ -94,17 +95,18 @@ class Chip:
 
 _KB, _MB = 1024, 1 << 20
 _ADA = frozenset({"fp8"})
-OWN = frozenset({"wgmma", "tcgen05"})  # features of one chip only
+OWN = frozenset({"wgmma", "tcgen05", "register_moves"})  # what the assembler knows by names with an "a" only
 _BLOCKWISE = _ADA | {"stmatrix", "clusters", "tma", "early_start"}  # what Hopper has and later chips kept
+_NAMED = _BLOCKWISE | {"register_moves"}
 CHIPS = {
     80: Chip("sm_80", BOARDS["NVIDIA A100-SXM4-80GB"], 108, 163 * _KB, 2048, 40 * _MB, 4.5e10, 1.8e11),
     86: Chip("sm_86", Board(143, 37, 0.6, 0.94), 84, 99 * _KB, 1536, 6 * _MB, 2.5e10, 2.2e11),
     89: Chip("sm_89", Board(362, 91.6, 1.4, 0.96), 142, 99 * _KB, 1536, 96 * _MB, 3.5e10, 3.0e11, _ADA),
-    90: Chip("sm_90a", BOARDS["NVIDIA H200"], 132, 227 * _KB, 2048, 50 * _MB, 5.0e10, 2.2e11, _BLOCKWISE | {"wgmma"}),
+    90: Chip("sm_90a", BOARDS["NVIDIA H200"], 132, 227 * _KB, 2048, 50 * _MB, 5.0e10, 2.2e11, _NAMED | {"wgmma"}),
     100: Chip(
-        "sm_100a", Board(2250, 80, 40, 8.0), 148, 227 * _KB, 2048, 126 * _MB, 7.0e10, 2.4e11, _BLOCKWISE | {"tcgen05"}
+        "sm_100a", Board(2250, 80, 40, 8.0), 148, 227 * _KB, 2048, 126 * _MB, 7.0e10, 2.4e11, _NAMED | {"tcgen05"}
     ),
-    120: Chip("sm_120a", Board(503, 126, 2.0, 1.79), 188, 99 * _KB, 1536, 128 * _MB, 4.0e10, 3.0e11, _BLOCKWISE),
+    120: Chip("sm_120a", Board(503, 126, 2.0, 1.79), 188, 99 * _KB, 1536, 128 * _MB, 4.0e10, 3.0e11, _NAMED),
 }
 """By compute capability, 90 for 9.0."""
 
@@ -112,6 +114,11 @@ CHIPS = {
 def equal_share(threads: int, blocks: int = 1) -> int:
     """Return the registers that each thread may have at its start if so many blocks must fit on a multiprocessor."""
     return REGISTERS // blocks // (-(-threads // WARPGROUP) * WARPGROUP) // UNIT * UNIT
+
+
+def registers_at_start(threads: int, blocks: int = 1) -> int:
+    """Return the registers that each thread of a block with roles is started with: as many as a thread can have."""
+    return min(equal_share(threads, blocks), -(-PER_THREAD // UNIT) * UNIT)
 
 
 def most_blocks(threads: int, registers: int) -> int:
@@ -242,6 +249,11 @@ class Target:
     def has_wgmma(self) -> bool:
         """Return whether warpgroups multiply asynchronously (wgmma), Hopper's own."""
         return self._has("wgmma")
+
+    @property
+    def has_register_moves(self) -> bool:
+        """Return whether warpgroups of a block give each other registers (setmaxnreg)."""
+        return self._has("register_moves")
 
     @property
     def has_tcgen05(self) -> bool:

@@ -10,6 +10,7 @@ from flat_kernels import SERIAL, at, body, bx, compiles, emitted, kernel, load, 
 
 from torch_tile.codegen.cuda_stmt import condition, registers_call
 from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import registers_at_start
 from torch_tile.intrinsics import bulk, matrix, memory, wgmma
 from torch_tile.intrinsics.base import call
 from torch_tile.ir import dtype as dt
@@ -207,6 +208,31 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* y) {
   y[t * 8 + 1] = tile::narrow<tile::e4m3>(tile::widen(h, 3));
 }
 """)  # fmt: skip
+    compiles(source)
+
+
+def test_float8_numbers_are_stored_by_four_codes():
+    x, y, e, r = (
+        tensor("x", (128, 8), "float32"), tensor("y", (128, 8), "float8_e4m3fn"),
+        tensor("e", (8,), "float8_e4m3fn", "local"), tensor("r", (8,), "float32", "local"),
+    )  # fmt: skip
+
+    def code(i):
+        return cast(call("float8_of_code", load(r, i)), "float8_e4m3fn")
+
+    source = program([x, y], kernel(
+        Alloc(r), Alloc(e),
+        memory.vector_copy(at(r, 0), at(x, t, 0), 16), memory.vector_copy(at(r, 4), at(x, t, 4), 16),
+        loop(8, lambda i: put(e, i, code(i // 2 % 2 * 4 + i % 2))),
+        loop(2, lambda j: loop(4, lambda i: put(e, j * 4 + i, code(7 - i)))),
+        loop(6, lambda i: put(e, i, code(i))),  # not by four
+        loop(4, lambda i: put(e, i + 2, code(i))),  # not a whole word
+        loop(4, lambda i: put(e, i * 2, code(i))),  # no neighbours
+        memory.vector_copy(at(y, t, 0), at(e, 0), 8),
+    ))  # fmt: skip
+    lines = [line.strip() for line in body(source).splitlines() if "float8_of_code" in line or "store_codes" in line]
+    assert [line.startswith("tile::store_codes(&e[") for line in lines] == [True, True, False, False, False]
+    assert lines[1].split(", ", 1)[1] == "r[7 - i_1], r[7 - (i_1 + 1)], r[7 - (i_1 + 2)], r[7 - (i_1 + 3)]);"
     compiles(source)
 
 
@@ -550,13 +576,14 @@ def test_branches(spans, tests):
 
 def test_registers():
     def given(registers, threads, blocks=1):
-        return registers_call(Role(0, 128, Block(()), registers), threads, blocks)
+        return registers_call(Role(0, 128, Block(()), registers), registers_at_start(threads, blocks))
 
     assert given(0, 384) == given(168, 384) == given(128, 512) == ""
     assert given(240, 384) == "tile::set_registers<240, true>();"
     assert given(24, 384) == "tile::set_registers<24, false>();"
     assert given(136, 256, 3) == "tile::set_registers<136, true>();"  # 80 each, of which three blocks have room
     assert given(80, 256, 3) == "" and given(136, 256) == "tile::set_registers<136, false>();"
+    assert given(256, 128) == ""  # more a thread cannot have
 
 
 def product(registers=(0, 0), producers=32, stages=2):

@@ -120,6 +120,18 @@ def test_fp8_in_software(library, name, function, seed):
     assert torch.equal(got[~nan], wanted.view(torch.uint8)[~nan])
 
 
+def test_codes_of_e4m3_compile():
+    compile_everywhere("""
+#include "cuda_types.h"
+extern "C" __global__ void codes(const float* in, tile::e4m3* out, float* one) {
+  alignas(16) tile::e4m3 four[4];
+  tile::store_codes(four, in[0], in[1], in[2], in[3]);
+  for (int i = 0; i < 4; ++i) out[i] = four[i];
+  one[0] = tile::float8_of_code(in[4]);
+}
+""")
+
+
 def test_pairs_of_e4m3_compile():
     compile_everywhere("""
 #include "cuda_types.h"

@@ -94,6 +94,26 @@ def more_registers_than_there_are():
             with T.ws(2):
                 A[b + 8] = 2.0
 
+    torch_tile.compile(kernel, target="cuda:sm_90a")
+
+
+def registers_of_two_warpgroups_at_once():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=256) as b:
+            with T.ws(0):
+                T.inc_max_nreg(232)
+                A[b] = 1.0
+            with T.ws(1):
+                T.dec_max_nreg(24)
+                A[b + 8] = 1.0
+            T.sync_threads()
+            with T.ws(0, 1):  # here
+                T.set_max_nreg(128, 1)
+                A[b + 16] = 2.0
+
+    torch_tile.compile(kernel, target="cuda:sm_90a")
+
 
 def product(dtype="float16", rows=64, target="cuda:sm_90a"):
     accum = "float64" if dtype == "float64" else "float32"
@@ -158,7 +178,8 @@ CASES = {
     nested_roles: ("not_outermost", "T.ws(0)"),
     registers_in_a_branch: ("bad_argument", "T.set_max_nreg(240, 1)"),
     registers_said_twice: ("bad_argument", "T.dec_max_nreg(24)"),
-    more_registers_than_there_are: ("bad_argument", "T.ws(0, 1)"),
+    more_registers_than_there_are: ("registers_of_roles", "T.ws(0, 1)"),
+    registers_of_two_warpgroups_at_once: ("bad_argument", "T.ws(0, 1)"),
     clusters_in_roles: ("not_outermost", "T.cluster_sync()"),
     orders_in_parallel: ("not_in_parallel", "T.mbarrier_arrive(ready)"),
     too_many_numbers: ("bad_argument", "T.ws(0)"),

@@ -14,7 +14,7 @@ from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type, is
 from torch_tile.codegen.cuda_wgmma import Product, joined_product
 from torch_tile.codegen.lines import pragma
 from torch_tile.diagnostics.errors import InternalError, Span
-from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, equal_share
+from torch_tile.hardware import VECTOR_BYTES, WARPGROUP, registers_at_start
 from torch_tile.intrinsics.memory import reads_by
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
@@ -36,12 +36,14 @@ class CudaStatements(Statements):
     shared: str
     thread: Var | None
     threads: int
-    min_blocks: int
+    share: int
 
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
         self.names, self.shared = names, shared
-        self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
+        self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
+        self.share = registers_at_start(self.threads, kernel.min_blocks)
+        self.registers: dict[int, int] = {}  # of each thread, by warpgroups that do not hold their share
         self.text = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
@@ -65,9 +67,12 @@ class CudaStatements(Statements):
                 self.open(branch, role.span)
             else:
                 self.otherwise(branch)
-            if call := registers_call(role, self.threads, self.min_blocks):
+            if call := registers_call(role, self.registers.get(role.first // WARPGROUP, self.share)):
                 self.text.headers.add("sync.h")
                 self.line(call)
+            if role.registers:
+                groups = range(role.first // WARPGROUP, (role.first + role.count) // WARPGROUP)
+                self.registers |= dict.fromkeys(groups, role.registers)
             self.within(thread, Interval(role.first, role.first + role.count - 1))
             self.body(role.body)
             self.within(thread, Interval(0, self.threads - 1))
@@ -92,7 +97,7 @@ class CudaStatements(Statements):
         var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
         low, high = self.text.interval(start).low, self.text.interval(stop).high
         self.text.bind(var, Interval(low, max(low, high - 1)))
-        paired = paired_store(loop, self.text)
+        paired, coded = paired_store(loop, self.text), coded_store(loop)
         last, bound = self.text.index(stop, above=8), self.text.index(stop)
         if reads_memory(stop):
             wide = stop.dtype != dt.int32 or self.text.is_long(stop, True)
@@ -105,12 +110,16 @@ class CudaStatements(Statements):
         first = self.text.index(start)
         if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
             first = f"(int)tile::min<int64_t>({first}, {bound})"
-        step, name = 2 if paired else loop.step, self.names.of(var)
+        step, name = 4 if coded else 2 if paired else loop.step, self.names.of(var)
         leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else range_of(dt.int64))
         self.open(
             f"for ({kind} {name} = {first}; {name} < {last}; {advance(kind, name, last, step, leaves)})", loop.span
         )
-        if paired:
+        if coded:
+            store, codes = coded
+            values = ", ".join(self.text.value(code) for code in codes)
+            self.line(f"tile::store_codes(&{self.text.element(store.buffer, store.indices)}, {values});", store.span)
+        elif paired:
             self.pair(*paired, loop)
         else:
             self.body(loop.body)
@@ -249,6 +258,32 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     return store, step(value)
 
 
+def coded_store(loop: For) -> tuple[Store, list[Expr]] | None:
+    """Match a loop that fills neighbours of a local float8 array by their codes: return its store, and four codes.
+
+    Two conversions and one permutation of bytes make four such values. The first of four has a place divisible by four.
+    """
+    store = loop.body.stmts[0] if len(loop.body.stmts) == 1 else None
+    if not isinstance(store, Store) or store.buffer.dtype != dt.float8_e4m3fn or store.buffer.scope != "local":
+        return None
+    value, var, (start, stop) = store.value, loop.vars[0], (loop.starts[0], loop.stops[0])
+    value = value.a if isinstance(value, Cast) else value
+    if not isinstance(value, Call) or value.name != "float8_of_code" or loop.step != 1:
+        return None
+    if not all(isinstance(x, Const) and x.value % 4 == 0 for x in (start, stop)):
+        return None
+    steps = [Substitute({var: Binary("+", var, const(k, var.type)) if k else var}) for k in range(4)]
+    index = store.indices[0]
+    four = Substitute({var: Binary("*", Var("four", var.type, "loop"), const(4, var.type))})
+    if not _is(four(Binary("%", index, const(4, index.dtype))), 0):
+        return None
+    if not all(_is(Binary("-", step(index), index), k) for k, step in enumerate(steps)):
+        return None
+    if any(load.buffer is store.buffer for load in find(value, Load)):
+        return None
+    return store, [step(value.args[0]) for step in steps]
+
+
 def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
     """Return the two elements of a float8 array that a pair of float16 numbers is widened from, else None."""
     low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
@@ -344,9 +379,8 @@ def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
     return found
 
 
-def registers_call(role: Role, threads: int, blocks: int) -> str:
-    """Return the C++ text that gives a role's threads their registers; "" for equal shares of `blocks` blocks."""
-    share = equal_share(threads, blocks)
-    if role.registers in (0, share):
+def registers_call(role: Role, held: int) -> str:
+    """Return the C++ text that gives a role's threads their registers; "" if they hold as many."""
+    if role.registers in (0, held):
         return ""
-    return f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();"
+    return f"tile::set_registers<{role.registers}, {str(role.registers > held).lower()}>();"

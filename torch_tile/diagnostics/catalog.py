@@ -404,6 +404,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "mend that, or use T.gemm",
     ),
     "mixed_roles": ("{what} {why}", "{fix}"),
+    "registers_of_roles": (
+        "the roles ask for more registers than their block has, and would wait for ever: {held} make {need}, and the "
+        "block has {most}, {share} for each of its {threads} threads",
+        "{fix}",
+    ),
     "no_config": (
         "autotune: none of the {count} configurations of `{name}` works",
         "the notes say what went wrong with each: mend that, or give other configurations",

@@ -42,6 +42,15 @@ def _nibble_in_place(word: Any, place: Any, half: Any) -> Any:
     return (word >> (16 * half + 4 * place) & 15).float() * (2.0**-24 * (1 + 15 * (place % 2)))
 
 
+def _float8_of_code(x: Any) -> Any:
+    """Return the float8_e4m3fn whose code is `x * 2 ** 24`."""
+    import torch
+
+    code = torch.nan_to_num(x.half().clamp_min(0.0), 0.0).view(torch.int16).to(torch.uint8) & 127
+    found: Any = code.view(torch.float8_e4m3fn).float()
+    return torch.where(torch.isnan(x), x, found)
+
+
 def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     """Look up the value of a 4-bit field of a word in a table."""
     import torch
@@ -117,6 +126,14 @@ declare(
     Intrinsic(
         "nibble_in_place", 3, lambda args: (dt.int32, dt.float32), "nibble_in_place",
         _nibble_in_place, cuda="nibble_in_place", header="fields.h",
+    )
+)  # fmt: skip
+# The float8_e4m3fn whose code is x * 2^24, rounded to an integer, as float32. It is 0 for x below 0, and NaN for NaN.
+# x is at most 126 * 2^-24. float16 counts from 0 on in steps of 2^-24, so a GPU makes codes by conversions to it.
+declare(
+    Intrinsic(
+        "float8_of_code", 1, lambda args: (dt.float32, dt.float32), "float8_of_code",
+        _float8_of_code, cuda="float8_of_code", header="cuda_types.h",
     )
 )  # fmt: skip
 # The float32 with that index among 16, which follow by their bits.

@@ -6,11 +6,16 @@ from __future__ import annotations
 import math
 
 from torch_tile.ir import stmt
-from torch_tile.ir.arith_util import Substitute, divides, divisor_of
+from torch_tile.ir.arith_util import Expand, Substitute, divides, divisor_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import Call, Expr, Select, Var, unary
-from torch_tile.ir.node import N, Rewriter
+from torch_tile.ir.node import N, Node, Rewriter, find
 from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
+
+
+def values_for_names(*nodes: Node) -> Expand:
+    """Return the rewriter that puts values into the place of all names that are bound inside the nodes."""
+    return Expand({let.var: let.value for node in nodes for let in find(node, Let)})
 
 
 class Known(Rewriter):

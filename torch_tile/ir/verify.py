@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import REGISTERS_OF_ROLES
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.buffer import Range, Region, TensorMap
 from torch_tile.ir.expr import (
@@ -206,7 +207,7 @@ class _Verifier:
         self.need(r in self.outermost, "roles are statements of the kernel itself", r)
         fits = r.first >= 0 and r.count > 0 and r.first + r.count <= self.threads
         self.need(fits and r.first % 32 == r.count % 32 == 0, f"a role has threads of {self.threads} by 32", r)
-        allowed = r.registers == 0 or (r.registers % 8 == 0 and 24 <= r.registers <= 256)
+        allowed = r.registers == 0 or r.registers in REGISTERS_OF_ROLES
         self.need(allowed, "registers are a multiple of 8 from 24 to 256", r)
 
     def tensor_map(self, m: TensorMap) -> None:

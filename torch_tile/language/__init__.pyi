@@ -594,6 +594,9 @@ def fabs(x: Any) -> Any:
 def fill(buffer: Any, value: Any) -> None:
     """Set every element of a buffer, region or element to `value`, converted to its dtype."""
 
+def float8_of_code(x: Any) -> Any:
+    """`float8_of_code(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
 def float_from_bits(x: Any, y: Any, z: Any) -> Any:
     """`float_from_bits(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
@@ -1048,6 +1051,7 @@ __all__ = [
     "float8_e5m2",
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
+    "float8_of_code",
     "float_from_bits",
     "floor",
     "floordiv",

@@ -243,7 +243,8 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
     """Give each thread of the enclosing T.ws `n` registers for its whole body, instead of an equal share.
 
     A branch of whole warpgroups, as `if tx < 128:`, counts as such a role. `n` is a multiple of 8 from 24 to 256. The
-    compiler finds out by itself whether that is more (`is_inc`) or fewer than the share.
+    compiler finds out by itself whether that is more (`is_inc`) or fewer than the share. All roles together have the
+    registers that their block starts with; more are an error. Before Hopper threads keep equal shares.
     """
     at = in_kernel("T.set_max_nreg")
     if not at.barrier_group and not any(scope.what in ("if", "else") for scope in at.scopes):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import reduce
 
 from torch_tile.diagnostics.errors import Span, error
-from torch_tile.hardware import REGISTERS, WARPGROUP, equal_share
+from torch_tile.hardware import REGISTERS_OF_ROLES, UNIT, WARPGROUP
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.bulk import named_barrier
 from torch_tile.intrinsics.memory import option
@@ -83,8 +83,8 @@ def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[No
 
 def check_registers(op: str, name: str, registers: object) -> None:
     """Raise an author error unless a thread can have this many registers. 0 is an equal share."""
-    if not (isinstance(registers, int) and registers % 8 == 0 and (24 <= registers <= 256 or registers == 0)):
-        fix = "give a multiple of 8 from 24 to 256"
+    if not isinstance(registers, int) or (registers and registers not in REGISTERS_OF_ROLES):
+        fix = f"give a multiple of {UNIT} from {REGISTERS_OF_ROLES[0]} to {REGISTERS_OF_ROLES[-1]}"
         raise error("bad_argument", None, op=op, name=name, why=f"is {registers!r}", fix=fix)
 
 
@@ -104,11 +104,10 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
 # A kernel's roles, put in order.
 
 
-def gather_roles(body: Block, threads: Sequence[int], blocks: int, thread: Var | None) -> Block:
+def gather_roles(body: Block, threads: Sequence[int], thread: Var | None) -> Block:
     """Move the roles of a kernel's body outermost, each with its registers and fragments.
 
-    `blocks` share the registers of a multiprocessor. `threads` are those of the block. A branch on the index `thread`
-    is a role if it holds tile operations.
+    `threads` are those of the block. A branch on the index `thread` is a role if it holds tile operations.
     """
     if thread is not None:
         body = roles_by_threads(body, thread, math.prod(threads))
@@ -120,7 +119,6 @@ def gather_roles(body: Block, threads: Sequence[int], blocks: int, thread: Var |
     stmts = _own_fragments(_together(stmts))
     for one in stmts:
         _no_registers(one)
-    _share_registers(stmts, math.prod(threads), blocks)
     return Block(tuple(stmts))
 
 
@@ -319,16 +317,3 @@ def _no_registers(node: Stmt) -> None:
     if wrong is not None:
         why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"
         raise error("bad_argument", wrong.span, op="T.set_max_nreg", name="n", why=why, fix=fix)
-
-
-def _share_registers(stmts: Sequence[Stmt], threads: int, blocks: int) -> None:
-    """Raise an author error if roles want more registers than a block has, since they would wait forever."""
-    roles = [s for s in stmts if isinstance(s, Role)]
-    share, most = equal_share(threads, blocks), REGISTERS // blocks
-    changed = [r for r in roles if r.registers]
-    need = sum((r.registers - share) * r.count for r in changed) + share * threads
-    if changed and need > most:
-        greediest = max(changed, key=lambda r: r.registers)
-        why = f"is {greediest.registers}: with it {threads} threads have {need} registers, of {most}"
-        fix = "give less, or let another role give more back"
-        raise error("bad_argument", greediest.span, op="T.ws", name="registers", why=why, fix=fix)

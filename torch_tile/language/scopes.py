@@ -121,7 +121,7 @@ class Kernel:
             for part, blocks, thread in cut_at_grid_syncs(whole, launch):
                 own = thread if self.uses_thread else None
                 body = with_safe_values(part, at.safe_values)
-                body = pin_results(gather_roles(body, self.threads, self.min_blocks, own))
+                body = pin_results(gather_roles(body, self.threads, own))
                 made = KernelNode(
                     self.grid, blocks, self.threads, body, at.swizzle,
                     own, self.shared_bytes, self.cluster, self.min_blocks,

@@ -26,6 +26,7 @@ from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.resolve_own_rows import OWN, resolve_own_rows
+from torch_tile.lowering.hopper.resolve_role_registers import resolve_role_registers
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
@@ -98,6 +99,7 @@ def cuda_passes(
         (bound(allocate_shared), Stage.THREAD),  # shared buffers have offsets
         (init_mbarriers, Stage.THREAD),  # one thread initialises mbarriers before their use
         (insert_barriers, Stage.THREAD),  # every hazard is ordered by a barrier
+        (bound(resolve_role_registers), Stage.THREAD),  # no role waits for registers for ever
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations

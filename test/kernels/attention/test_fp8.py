@@ -15,6 +15,7 @@ from torch_tile.kernels.attention.fp8 import RUN, attention_fp8, key_at, referen
 from torch_tile.kernels.common import Machine
 
 E4M3 = torch.float8_e4m3fn
+WEIGHT_ERROR = 0.0795  # the largest of a normal number with a linear code
 HOPPER, AMPERE = Machine(Target("cuda", 90), 132), Machine(Target("cuda", 80), 108)
 
 
@@ -36,15 +37,24 @@ def problem(problems, longest):
 
 
 def check_bounds(args, out, lse, rounded, what):
-    """Compare with float64: weights are rounded to float8, or to float16 with 2^-11."""
+    """Compare with float64: weights are float8 of linear codes, or float16 with 2^-11.
+
+    With relative errors e of weights p, results differ by `sum p e (v - out) / (1 + sum p e)`.
+    """
     wide = widened(args, torch.float64)
     want, want_lse = forward.reference(*wide)
-    torch.testing.assert_close(lse.double(), want_lse, atol=1e-4, rtol=1e-5, msg=what)
+    relative, small = (WEIGHT_ERROR, 2**-14.8) if rounded else (2**-11, 2**-18)
+    total = relative + small * args.k.shape[2]
+    torch.testing.assert_close(
+        lse.double(), want_lse, atol=-math.log(1 - total) if rounded else 1e-4, rtol=1e-5, msg=what
+    )
     chances, _ = forward.softmax_with_lse(forward.scores(wide))
     sizes = wide.v.abs().repeat_interleave(args.q.shape[1] // args.k.shape[1], 1)
-    weighed = chances * (2**-4 if rounded else 2**-11) + chances.amax(-1, keepdim=True) * 2**-18
+    weighed = (chances * relative + chances.amax(-1, keepdim=True) * small) / (1 - total)
     bound = weighed @ sizes + (chances @ sizes) * 2**-11 + 1e-5
-    bound += want.abs() * {torch.float32: 0, torch.bfloat16: 2**-8}[out.dtype]
+    if rounded:
+        bound += weighed.sum(-1, keepdim=True) * want.abs()
+    bound += want.abs() * {torch.float32: 0, torch.float16: 2**-11, torch.bfloat16: 2**-8}[out.dtype]
     error = (out.double() - want).abs() / bound
     assert out.shape == want.shape and out.stride() == empty_beside(args.q, want.shape[3]).stride(), what
     assert not (error > 1).any() and out.isfinite().all(), f"{what}: {float(error.max())} times the bound"
@@ -93,6 +103,29 @@ def test_values_on_gpus(machine, problems, monkeypatch):
     # The exponentials run beside the second product.
     assert any("wgmma_wait<0, true>" in text for text in texts) == (machine is HOPPER)
     assert not any("moved through shared memory" in note for note in notes), notes
+
+
+@pytest.mark.parametrize("machine", [HOPPER, AMPERE], ids=lambda m: m.target.arch)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_widened_operands_of_gpus(machine, dtype, problems, monkeypatch):
+    """Where values are too wide, or float8 is not multiplied, `attention` computes, with scales as exact factors."""
+    names = []
+
+    def call(kernel, *args):
+        names.append(kernel.program.name)
+        assert not kernel.interpret(*args)
+
+    monkeypatch.setattr(fp8, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    width = 136 if machine is HOPPER else 24
+    shapes = (2, 4, 40, 32), (2, 2, 70, 32), (2, 2, 70, width)
+    q, k, v = (problems.tensor(*shape, layout="dense").to(E4M3) for shape in shapes)
+    uneven = torch.randn(2, 4), torch.randn(problems.pick(1, 2), 2), torch.rand(2, problems.pick(1, 2)) + 0.3
+    scales = [problems.pick(None, scale, scale) for scale in uneven]
+    args = AttentionFp8Args(q, k, v, *scales, problems.pick(True, False), 0.3, 0, 30, dtype)
+    out, lse = attention_fp8(*args)
+    assert names == ["attention"]
+    check_bounds(args, out, lse, False, str(args[3:]))
 
 
 def test_keys_past_the_visible_ones_change_nothing(problems):

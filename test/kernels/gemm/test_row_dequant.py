@@ -46,7 +46,7 @@ def test_random_problems(scheme, count, engine, problems, check):
     """Odd numbers of rows, last steps that are cut off, blocks with several or no tiles, and rows that are missing."""
     scheme = SCHEMES[scheme]
     n, k = problems.size(40), scheme.group * (1 + problems.size(40))
-    given, slices = problems.pick((1, 8), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8), (8, 2))
+    given, slices = problems.pick((1, 8), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8), (8, 1), (8, 2))
     m = problems.pick(given, 1 + problems.size(given) % given)
     args = product(problems, scheme, n, k, count, m)
     args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one thread does, and that all threads together do what was asked: run by the thread interpreter."""
 
+import math
 from random import Random
 
 import pytest
@@ -435,3 +436,35 @@ def test_one_thread_may_update_its_own_elements_in_a_branch():
     a, b = torch.rand(rows, cols), torch.zeros(threads)
     run(kernel, a, b)
     assert torch.equal(b, a.view(rows // at_once, threads, 4).amax((0, 2)))
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (1, 4), (4, 1), (1, 64), (64, 1), (2, 8)])
+@pytest.mark.parametrize("ends", [False, True])
+def test_variables_of_one_value_take_no_registers(parts, ends):
+    """Rows and columns of a sum in parts, one of which may be all of them. A part of one row had the rows' threads."""
+    (s, t), n = parts, 64
+    rows, columns = n // s, n // t
+    shape = (1, rows, s, columns, t, 1) if ends else (rows, s, columns, t)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n, n), "float16"), B: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((n, n), "float16")
+            c = T.alloc_fragment((n, n), "float32")
+            own = T.alloc_fragment(shape, "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, clear_accum=True)
+            if ends:
+                for o, i, p, j, q, z in T.Parallel(*shape):
+                    own[o, i, p, j, q, z] = c[i * s + p + o, z + j * t + q] * 2.0
+            else:
+                for i, p, j, q in T.Parallel(*shape):
+                    own[i, p, j, q] = c[i * s + p, j * t + q] * 2.0
+            T.copy(own, B)
+
+    program, _ = bound(kernel)
+    arrays = [a.buffer for a in walk(program) if isinstance(a, Alloc) and a.buffer.scope == "local"]
+    assert max(math.prod(buffer.static_shape) for buffer in arrays) == n * n // 128, arrays
+    a, b = random(n, n, dtype=torch.float16), empty(*shape)
+    run(kernel, a, b)
+    torch.testing.assert_close(b.view(n, n), (2 * a.double() @ a.double()).float(), rtol=1e-3, atol=1e-3)

@@ -16,6 +16,7 @@ from torch_tile.tileop.parallel.index_map import (
     fits,
     index_of,
     layout_of_buffer,
+    moving,
     sliced,
 )
 
@@ -38,6 +39,14 @@ def test_indices_are_sums_of_digits():
     (shifted,) = indices(I + 3 * K)
     assert shifted.pieces == (Piece(1, 0),) and shifted.rest is not None
     assert indices(I * J, I % K, -I) == [None, None, None]
+
+
+def test_pieces_that_never_move_are_none():
+    (both, digits, alone) = indices(I + J, I // 8 * 4 + J, I)
+    assert moving(both, (64, 1)) == Index((Piece(1, 0),)) and moving(both, (64, 2)) == both
+    assert moving(digits, (8, 4)) == Index((Piece(1, 1),)) and moving(digits, (9, 4)) == digits
+    assert moving(alone, (1, 1)) == alone and len(moving(both, (1, 1)).pieces) == 1  # its owner runs the iteration
+    assert moving(None, ()) is None
 
 
 def test_sliced_cuts_on_boundaries_only():

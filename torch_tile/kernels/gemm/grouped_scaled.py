@@ -25,13 +25,13 @@ from torch_tile.kernels.gemm.scaled import (
     Spec,
     can_be_timed,
     config_for,
+    fetch_whole_scales,
     leave,
     multiply,
     panels_of_pieces,
     prepare,
     spread,
     staging_of,
-    whole_scales,
 )
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
@@ -69,7 +69,7 @@ def tile_of_group(
     group, first, end = table[tile, MATRIX], table[tile, FIRST], table[tile, END]
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[1], GROUP), 0)
     matrix = (T.clamp(group, 0, groups - 1),)
-    ends = whole_scales(config, spec, operands, first, pieces, matrix)
+    ends = fetch_whole_scales(config, spec, operands, first, pieces, matrix)
     product = multiply(config, spec, a, operands, first, pieces, steps, matrix)
     leave(config, spec, product, ends, operands, buffers, out, first, pieces, end, (group,))
 

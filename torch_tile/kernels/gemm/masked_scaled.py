@@ -17,7 +17,7 @@ from torch_tile.kernels.common import entry_function, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
 from torch_tile.kernels.gemm.grouped_scaled import tiling_for
-from torch_tile.kernels.gemm.scaled import GROUP, Spec, finish, multiply, prepare, whole_scales
+from torch_tile.kernels.gemm.scaled import GROUP, Spec, fetch_whole_scales, finish, multiply, prepare
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
 
@@ -51,7 +51,7 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
             first = group * height + by * bm
             pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
-            ends = whole_scales(config, spec, operands, first, pieces, (group,))
+            ends = fetch_whole_scales(config, spec, operands, first, pieces, (group,))
             product = multiply(config, spec, a, operands, first, pieces, steps, (group,))
             ends.share()
             for piece in pieces:

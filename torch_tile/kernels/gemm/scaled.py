@@ -298,7 +298,7 @@ class Ends:
         return value * math.prod(factors[1:], start=factors[0]) if factors else value
 
 
-def whole_scales(
+def fetch_whole_scales(
     config: Config, spec: Spec, operands: Sequence[Any], row: Any, pieces: Sequence[Piece], matrix: tuple[Any, ...] = ()
 ) -> Ends:
     """Begin to load the scales of a tile that do not change along K. A tile of several pieces has none of columns."""
@@ -456,7 +456,7 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
                 T.use_swizzle(config.panel)
             buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
             pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
-            ends = whole_scales(config, spec, operands, by * bm, pieces)
+            ends = fetch_whole_scales(config, spec, operands, by * bm, pieces)
             product = multiply(config, spec, a, operands, by * bm, pieces, T.ceildiv(k, GROUP))
             leave(config, spec, product, ends, operands, buffers, out, by * bm, pieces)
 
@@ -482,7 +482,7 @@ def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
                 _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
                 row = (T.min(by, LAST // bm // shared) * shared + rank) * bm
                 pieces = spec.columns(bn, T.min(bx, LAST // bn), columns)
-                ends = whole_scales(config, spec, operands, row, pieces)
+                ends = fetch_whole_scales(config, spec, operands, row, pieces)
                 product = multiply(config, spec, a, operands, row, pieces, T.ceildiv(k, GROUP))
                 leave(config, spec, product, ends, operands, buffers, out, row, pieces)
 

@@ -13,8 +13,9 @@ from typing import Any
 from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Var
-from torch_tile.ir.node import contains, find, symbols
-from torch_tile.ir.stmt import Block, Break, Continue, For, Let, Stmt, Store
+from torch_tile.ir.node import contains, symbols
+from torch_tile.ir.scope_facts import values_for_names
+from torch_tile.ir.stmt import Block, Break, Continue, For, Stmt, Store
 from torch_tile.lowering.analysis.thread_values import Numbers
 from torch_tile.lowering.pipelining.copy_plan import first_access
 from torch_tile.tileop.uses import reads_of
@@ -33,7 +34,7 @@ def writes_whole(stmts: Sequence[Stmt], tile: Buffer, thread: Var | None, thread
         return False
     import numpy as np
 
-    names = Expand({let.var: let.value for one in stmts for let in find(one, Let)})
+    names = values_for_names(*stmts)
     seen = np.zeros(math.prod(tile.static_shape), bool)
     start: _Spans = () if thread is None else ((thread, range(threads)),)
     for store, spans in _stores(stmts, start):

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
-from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Load
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
-from torch_tile.ir.stmt import For, Kernel, Let, Program, Stmt, Store
+from torch_tile.ir.scope_facts import values_for_names
+from torch_tile.ir.stmt import For, Kernel, Program, Stmt, Store
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm.op import Gemm
@@ -35,7 +35,7 @@ def kept_sums(program: Program) -> list[Diagnostic]:
     """Return a diagnostic for each sum of products that a loop stores elsewhere each time, and never begins anew."""
     found: IdMap[Buffer, Diagnostic] = IdMap()
     for outer in (loop for kernel in program.kernels for loop in find(kernel.body, For) if len(loop.vars) == 1):
-        in_full = Expand({let.var: let.value for let in find(outer.body, Let)})
+        in_full = values_for_names(outer.body)
         begun = IdSet(_begun(outer.body))
         sums = {op.C.buffer: op for loop in find(outer.body, For) for op in find(loop.body, Gemm) if not op.clear_accum}
         for copy in (one for one in outer.body.stmts if isinstance(one, Copy)):

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
-from torch_tile.ir.arith_util import Expand, evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, Rewriter, contains, find, symbols
+from torch_tile.ir.scope_facts import values_for_names
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -93,7 +94,7 @@ def _of_kernel(kernel: Kernel) -> Diagnostic | None:
 
 def _groups(kernel: Kernel) -> list[tuple[Sequence[int], IdMap[If, bool]]]:
     """Divide the threads of a block into those that do the same, with the branches that each takes."""
-    in_full = Expand({let.var: let.value for let in find(kernel.body, Let)})
+    in_full = values_for_names(kernel.body)
     expanded = [(node, in_full(node.condition)) for node in find(kernel.body, If) if _matters(node)]
     parting = [(node, condition) for node, condition in expanded if kernel.thread in symbols(condition)]
     roles = [range(role.first, role.first + role.count) for role in find(kernel.body, Role)]

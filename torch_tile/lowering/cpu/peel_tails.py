@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.arith_util import Expand, terms_of
 from torch_tile.ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
-from torch_tile.ir.node import Rewriter, equal, find, symbols, walk
+from torch_tile.ir.node import Rewriter, equal, symbols, walk
+from torch_tile.ir.scope_facts import values_for_names
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
 from torch_tile.ir.widths import is_compared_exactly
@@ -135,7 +136,7 @@ def _is_elementwise(loop: For) -> bool:
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
     """Yield conditions of the body that hold exactly below a limit of the loop variable, with the limit."""
     bound = {v for n in walk(loop.body) for v in _binds(n)}
-    in_full = Expand({n.var: n.value for n in find(loop.body, Let)})
+    in_full = values_for_names(loop.body)
     for node in walk(loop.body):
         if isinstance(node, If | Select):
             for part in terms_of("and", node.condition):

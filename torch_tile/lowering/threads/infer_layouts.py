@@ -46,7 +46,7 @@ class _Member:
     ctx: ThreadContext
     nest: Nest | None = None
 
-    def asks(self, known: Layouts, grown: bool = False) -> list[Demand]:
+    def demands(self, known: Layouts, grown: bool = False) -> list[Demand]:
         """Return the layouts that follow from the known ones; `grown`: of fragments of which a nest uses slices."""
         if isinstance(self.node, RegisteredOp):
             return self.node.infer_layout(known, self.ctx)
@@ -60,7 +60,7 @@ class _Member:
         """Return the number of iterations of a nest, else 0: the largest nests get their default layouts first."""
         return math.prod(self.nest.extents) if self.nest is not None else 0
 
-    def opens(self, known: Layouts) -> list[Demand]:
+    def default_demands(self, known: Layouts) -> list[Demand]:
         """Return the layouts that follow if this member takes its default."""
         nest = self.nest
         if nest is None or all(known.get(use.buffer) is not None for use in nest.fragments):
@@ -78,11 +78,11 @@ def _infer_kernel_layouts(kernel: Kernel, build: Build) -> Kernel:
     _require(survey, known)
     _propagate(survey.members, known)
     for member in survey.members:
-        grown = [_decide(demand, known) for demand in member.asks(known, grown=True)]
+        grown = [_decide(demand, known) for demand in member.demands(known, grown=True)]
         if any(grown):
             _propagate(survey.members, known)
     for member in sorted(survey.members, key=lambda m: -m.points()):
-        opened = [_decide(d, known) for d in member.opens(known)]
+        opened = [_decide(d, known) for d in member.default_demands(known)]
         if opened:
             _propagate(survey.members, known)
     if not build.options.measured:
@@ -108,7 +108,7 @@ def _require(survey: _Survey, known: Layouts) -> None:
             known.decide(Demand(buffer, buffer.layout, True, "annotated", buffer.span))
     ops = [m for m in survey.members if isinstance(m.node, RegisteredOp)]
     for member in ops:
-        for demand in member.asks(known):
+        for demand in member.demands(known):
             decided = known.reason(demand.buffer)
             if demand.required and decided is not None and decided.layout != demand.layout:
                 raise _conflict(decided, demand)
@@ -116,7 +116,7 @@ def _require(survey: _Survey, known: Layouts) -> None:
                 known.decide(demand)
     for member in ops:
         if isinstance(member.node, Gemm):
-            for demand in member.asks(known):
+            for demand in member.demands(known):
                 _decide(demand, known)
     for buffer in survey.scalars:
         shape = buffer.static_shape
@@ -131,7 +131,7 @@ def _propagate(members: list[_Member], known: Layouts) -> None:
         if not waiting:
             break
         waiting -= 1
-        news = [_decide(demand, known) for demand in member.asks(known)]
+        news = [_decide(demand, known) for demand in member.demands(known)]
         if any(news):
             waiting = len(members)
 

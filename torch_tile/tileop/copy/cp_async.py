@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import cp_async, cp_async_commit
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.arith_util import Expand, Substitute, divides
+from torch_tile.ir.arith_util import Substitute, divides
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Address, Const, Expr, Load, Select, Var, const, select
 from torch_tile.ir.node import find, node_class, symbols
+from torch_tile.ir.scope_facts import values_for_names
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
 from torch_tile.tileop.base import (
@@ -220,7 +221,7 @@ def gather_of(loop: For) -> Gather | None:
     )
     if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
         return None
-    inline = Expand({s.var: s.value for s in names if isinstance(s, Let)})
+    inline = values_for_names(*names)
     value: Expr = inline(last.value)
     condition: Expr | None = None
     if isinstance(value, Select) and isinstance(value.b, Const) and value.b.value == 0:

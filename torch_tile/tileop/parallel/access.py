@@ -11,11 +11,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.expr import Const, Expr, Load, Var
 from torch_tile.ir.node import find, symbols
 from torch_tile.ir.polynomial import Atoms, Polynomial
-from torch_tile.ir.stmt import Alloc, For, Let, Store
+from torch_tile.ir.scope_facts import values_for_names
+from torch_tile.ir.stmt import Alloc, For, Store
 
 Range = tuple[int, int]  # from and to, both included
 
@@ -31,7 +31,7 @@ class Places:
                 known = isinstance(start, Const) and isinstance(stop, Const)
                 last = (int(start.value), int(stop.value) - 1) if known else None  # type: ignore[attr-defined]
                 self.ranges[self.atoms.variable(var)] = last
-        self.expand: Expand = Expand({n.var: n.value for n in find(loop.body, Let)})
+        self.expand = values_for_names(loop.body)
         changed = {n.buffer for n in find(loop.body, Store, Alloc)}  # by the nest, or an iteration's own
         self.changed = frozenset(changed)
         self.bound: set[Var] = {v for one in (loop, *find(loop.body, For)) for v in one.vars}

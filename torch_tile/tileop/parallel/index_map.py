@@ -60,6 +60,17 @@ def index_of(expr: Expr, numbers: Mapping[Var, int]) -> Index | None:
     return Index(tuple(sorted(pieces, key=lambda p: p.factor)), None if empty else rest.expr())
 
 
+def moving(index: Index | None, extents: Sequence[int]) -> Index | None:
+    """Drop pieces that are 0 for each value of their variable, as of variables with one value. Keep one if none moves.
+
+    They have no part of a dimension: `i * 1 + s` of one s is `i`.
+    """
+    if index is None or len(index.pieces) < 2:
+        return index
+    kept = tuple(p for p in index.pieces if extents[p.var] > p.divisor)
+    return replace(index, pieces=kept or index.pieces[:1])
+
+
 def sliced(digits: Dim, low: int, high: int | None) -> Dim | None:
     """Return the digits at the places from `low` to below `high`; None if they do not fall on boundaries."""
     found: list[Digit] = []
@@ -158,7 +169,8 @@ def _grown(index: Index, digits: Dim, size: int) -> Dim | None:
 def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
     """Compute digits of variables such that each thread accesses only fragment elements that it holds.
 
-    A variable has None if the indices lack it. The result is None if no layout of the nest does it.
+    A variable has None if the indices lack it, and no digits if it has one value. The result is None if no layout of
+    the nest does it.
     """
     parts: list[list[tuple[int, Dim]]] = [[] for _ in extents]
     for index, digits in zip(indices, layout.dims, strict=True):
@@ -183,7 +195,7 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
     found: list[Dim | None] = []
     step = layout.extent("r")
     for part, extent in zip(parts, extents, strict=True):
-        dim = stacked(part) if part else None
+        dim = stacked(part) if part else () if extent == 1 else None
         if part and dim is None:
             return None
         if dim is not None and (times := -(-extent // math.prod(d.size for d in dim))) > 1:

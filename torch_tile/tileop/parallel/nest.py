@@ -14,7 +14,7 @@ from torch_tile.ir.node import Node, contains, equal, find, symbols, walk
 from torch_tile.ir.stmt import Alloc, Assert, Do, For, Let, LoopKind, Print, Store
 from torch_tile.tileop.base import is_one
 from torch_tile.tileop.parallel.access import Places
-from torch_tile.tileop.parallel.index_map import Index, index_of
+from torch_tile.tileop.parallel.index_map import Index, index_of, moving
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def _enter(
         nest.uniform |= stored and node.buffer not in own
         return
     indices: tuple[Expr, ...] = tuple(inline(i) for i in node.indices)
-    use = Use(node.buffer, indices, tuple(index_of(i, numbers) for i in indices), stored, locates)
+    extents = nest.all_extents
+    maps = tuple(moving(index_of(i, numbers), extents) for i in indices)
+    use = Use(node.buffer, indices, maps, stored, locates)
     if scope == "fragment":
         nest.fragments.append(use)
     else:

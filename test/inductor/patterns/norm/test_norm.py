@@ -6,11 +6,19 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.compat import no_graph_caches
+from torch_tile.inductor.context import Context
 from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.finalize import settle
+from torch_tile.inductor.patterns.norm.norm import fuse_residual
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import decide
+from torch_tile.inductor.select.policy import policy_of
+from torch_tile.inductor.settings import Settings
 
 
 def llama(x, w, eps=1e-6):
@@ -202,6 +210,31 @@ def test_the_sum_is_returned_too(agrees, generator):
 
     _, report = agrees(block, x, r, w)
     assert "tile.add_rms_norm([..., 24])" in [row.what for row in report.replaced("norm")]
+
+
+@pytest.mark.parametrize("won_alone", [False, True])
+@pytest.mark.parametrize("wins", [False, True])
+def test_a_norm_that_loses_with_its_sum_is_left_to_inductor(wins, won_alone, monkeypatch):
+    """A captured call of it was kept, between a sum and readers that Inductor could not fuse with it."""
+    monkeypatch.setattr(decide, "_measure", lambda *args: decide.Outcome(1, 2) if wins else decide.Outcome(2, 1))
+    monkeypatch.setattr(decide, "_outcomes", {})
+    tile = torch.ops.tile
+
+    def block(x, r, w):
+        h = x + r
+        return tile.rms_norm(h, w, 1e-5), h.cumsum(0)
+
+    with FakeTensorMode() as mode, V.set_fake_mode(mode), collect() as report:
+        graph = make_fx(block)(*(torch.empty(*n) for n in ((256, 512), (256, 512), (512,)))).graph
+        context = Context(graph, Settings(), "inference", policy_of(Settings()))
+        if won_alone:
+            context.handled.update(graph.find_nodes(op="call_function", target=tile.rms_norm.default))
+        fuse_residual(context)
+        settle(context)
+        graph.eliminate_dead_code()
+    found = {n.target for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"}
+    assert found == ({tile.add_rms_norm.default} if wins else {tile.rms_norm.default} if won_alone else set())
+    assert [row.status for row in report.select("norm")] == ["replaced" if wins else "kept"]
 
 
 def test_a_gemm_takes_the_residual_first(agrees, generator):

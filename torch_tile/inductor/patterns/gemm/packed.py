@@ -42,7 +42,7 @@ FACTORS = "bs", "scales", "zeros"
 SHARED = "bits", "high_first", "offset", "format", "norm_weight", "norm_eps"
 
 
-class CallsWriter(epilogue.Writer):
+class CallEpilogueWriter(epilogue.Writer):
     """Write a region of calls as text. The epilogue of a call comes before the region's functions."""
 
     def __init__(self, region: epilogue.Region) -> None:
@@ -98,8 +98,8 @@ def _replace(context: Context, seed: Node) -> list[Node]:
     if out is seed:
         return []
     rewrite = Rewrite(out)
-    aux, kinds, text = epilogue.write_program(region, out, rewrite, CallsWriter)
-    bs, scales, zeros = ([x for part in region.products for x in _matrices(rewrite, part, name)] for name in FACTORS)
+    aux, kinds, text = epilogue.write_program(region, out, rewrite, CallEpilogueWriter)
+    bs, scales, zeros = ([x for part in region.products for x in _own_tensors(rewrite, part, name)] for name in FACTORS)
     aux = [rewrite.reshape(x, shape(x)[-2:]) for x in aux]
     call = call_of(seed)._replace(
         bs=bs, scales=scales, zeros=zeros, aux=aux, kinds=kinds, epilogue=text, dtype=dtype(out)
@@ -113,7 +113,7 @@ def _replace(context: Context, seed: Node) -> list[Node]:
     return [epilogue.whole(part) or part for part in region.products]
 
 
-def _matrices(rewrite: Rewrite, node: Node, name: str) -> list[Node]:
+def _own_tensors(rewrite: Rewrite, node: Node, name: str) -> list[Node]:
     """Return words, scales or zeros of a call, or their rows of a part of its columns."""
     found: list[Node] = getattr(call_of(node), name)
     part = column_slices.part_of(node)

@@ -348,9 +348,10 @@ def fuse_residual(context: Context) -> None:
         position = ordered(context.graph)
         if any(position[u] < position[node] for u in total.users):
             continue
-        rewrite = Rewrite(node)
+        rewrite, won_alone = Rewrite(node), node in context.handled
         op = torch.ops.tile.add_rms_norm.default
         both = rewrite.call(op, *AddRmsNormArgs(residual=b, **plain._replace(x=a)._asdict()))
         y, added = rewrite.call(operator.getitem, both, 0), rewrite.call(operator.getitem, both, 1)
-        size = shape(total)[-1]
-        context.replace(rewrite, "norm", [(node, y), (total, added)], f"tile.add_rms_norm([..., {size}])", node)
+        what = f"tile.add_rms_norm([..., {shape(total)[-1]}])"
+        if not context.replace(rewrite, "norm", [(node, y), (total, added)], what, node) and not won_alone:
+            context.left.add(node)  # Inductor fuses the sum and the norm, unless the norm is a call of ours
