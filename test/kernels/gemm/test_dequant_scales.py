@@ -9,6 +9,7 @@ import torch
 
 from test.kernels.gemm.stored_weights import BF16, E8M0, F32, F64, HALF, I8, U8, Scheme
 from torch_tile.kernels.gemm.dequant import dequant_gemm, dequantize
+from torch_tile.kernels.gemm.tiling import Config
 
 E4M3 = torch.float8_e4m3fn
 SCHEMES = {
@@ -16,6 +17,7 @@ SCHEMES = {
     "nf4 in bfloat16": Scheme(U8, 4, high_first=True, group=64, format="nf4"),
     "nf4 with scales of bfloat16": Scheme(U8, 4, high_first=True, group=128, scale=BF16, a=HALF, format="nf4"),
     "nf4 with scales of float16": Scheme(U8, 4, high_first=True, group=64, scale=HALF, a=HALF, format="nf4"),
+    "nf4 in bfloat16 with scales of float16": Scheme(U8, 4, high_first=True, group=64, scale=HALF, format="nf4"),
     "fp4": Scheme(U8, 4, high_first=True, group=64, a=HALF, format="fp4"),
     "fp4 by rows": Scheme(U8, 4, high_first=True, a=HALF, format="fp4"),
     "e2m1": Scheme(U8, 4, group=32, a=HALF, format="e2m1"),
@@ -102,9 +104,24 @@ def test_scales_of_all_sizes(name, few, engine, problems):
     scheme = SCHEMES[name]
     m = problems.pick(1, 16, 17) if few else problems.pick(65, 100)
     a, b, scale, zero, weights = operands(problems, scheme, 256 // (scheme.group or 256), m)
+    check_product(scheme, a, b, scale, zero, weights)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("form", [{}, {"splits": 2}, {"splits": 2, "cluster": True}], ids=["whole", "split", "cluster"])
+def test_scales_in_parts(form, engine, problems):
+    """Tiles sum their own part of K anew where a scale is beyond the operand's dtype, in all forms of the kernel."""
+    scheme = SCHEMES[problems.pick("nf4", "nf4 in bfloat16", "e2m1", "mxfp4 in float16", "fp4")]
+    columns = 512 * problems.pick(1, 2)
+    a, b, scale, zero, weights = operands(problems, scheme, columns // scheme.group, problems.size(70))
+    check_product(scheme, a, b, scale, zero, weights, Config(64, 128, 128, 256, 2, **form))
+
+
+def check_product(scheme, a, b, scale, zero, weights, config=None):
+    """Compare a product with float64, up to one step of the operand's least numbers for each weight."""
     zeros = [] if zero is None else [zero]
     args = a, [b], [scale], zeros, scheme.bits, scheme.high_first, scheme.offset, [], "", ""
-    got = dequant_gemm(*args, F32, scheme.format).double()
+    got = dequant_gemm(*args, F32, scheme.format, config=config).double()
     want = a.double() @ weights.mT
     finite = scale.float().isfinite().all(1)
     assert got[:, scale.float().isnan().any(1)].isnan().all()
@@ -114,4 +131,9 @@ def test_scales_of_all_sizes(name, few, engine, problems):
     late = 2.0**-15 * steps if scheme.bits < 4 or scheme.zero is not None else 0 * steps  # see `packed.weight`
     bound = 2 * info.eps * (sizes @ weights.abs().mT) + sizes @ (info.smallest_normal * info.eps + late).mT
     wrong = ~((got - want).abs() <= bound + 2.0**-148)[:, finite]
-    assert not wrong.any(), (m, scale[finite][wrong.any(0), 0], got[:, finite][wrong][:8], want[:, finite][wrong][:8])
+    assert not wrong.any(), (
+        len(a),
+        scale[finite][wrong.any(0), 0],
+        got[:, finite][wrong][:8],
+        want[:, finite][wrong][:8],
+    )
