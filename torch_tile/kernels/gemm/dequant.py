@@ -370,18 +370,28 @@ def spans_of(config: Config, spec: Spec, k: Any) -> Any:
 @library_jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile, those of a weight in a row."""
-    bm, bn = config.block_m, config.block_n
-    m, n, k, a_type, types = spec.types()
+    bm, bn, dtype = config.block_m, config.block_n, spec.product.out_dtype
+    m, n, k, a_type, types = spec.types(pieces=16 // dtype.itemsize if config.staged else 1)
 
     @T.prim_func
-    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
-        with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), threads=config.threads) as (by, bx):
+    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), dtype)):
+        columns = T.ceildiv(n, bn * config.shared) * config.shared
+        with T.Kernel(T.ceildiv(m, bm), columns, threads=config.threads, cluster_dims=(1, config.shared)) as (by, bx):
             T.annotate_min_blocks_per_sm(config.resident)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, spans_of(config, spec, k))
+            result = T.alloc_fragment((bm, bn), dtype) if config.staged else None
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
                 col = bx * bn + j
-                out[row, col] = finish(spec, [p[j, i] for p in products], operands, row, col)
+                value = finish(spec, [p[j, i] for p in products], operands, row, col)
+                if config.staged:
+                    result[i, j] = value
+                else:
+                    out[row, col] = value
+            if config.staged:
+                staged = T.alloc_shared((bm, bn), dtype)
+                T.copy(result, staged)
+                T.copy(staged, out[by * bm, bx * bn])
 
     return dequant_gemm
 
@@ -474,6 +484,8 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
+    if config.staged and vector_of((out,), out.shape[1:]) == 1:
+        config = replace(config, staged=False)
     spec, tensors = together(spec, tensors, config)
     spec = with_copied_factors(spec, tensors, config, machine)
     if config.splits == 1:
@@ -617,7 +629,15 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
     tilings = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
     best = min(tilings, key=lambda c: _relative_time(c, problem, machine))
-    return replace(best, stages=4)
+    return replace(_in_pairs(best, problem, machine), stages=4)
+
+
+def _in_pairs(config: Config, problem: Problem, machine: Machine) -> Config:
+    """Let two blocks of a cluster share tiles of a, and store results in long pieces, where tiles are many."""
+    columns = -(-problem.n // config.block_n)
+    tiles = -(-problem.m // config.block_m) * columns / machine.num_sms
+    pairs = verdict("dequant.pairs", machine.target, False, rows=config.block_m, tiles_per_sm=tiles)
+    return replace(config, shared=2, staged=True) if pairs and columns % 2 == 0 else config
 
 
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
@@ -706,10 +726,11 @@ def footprint(
     bulk: bool,
     coded: bool = False,
     factors: Sequence[int] = (),
+    out: torch.dtype | None = None,
 ) -> Footprint:
     """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products.
 
-    `factors` are the bytes of a row's scales, and of its zeros, in a span.
+    `factors` are the bytes of a row's scales, and of its zeros, in a span. `out` is the dtype of a staged result.
     """
     bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
     tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
@@ -719,6 +740,8 @@ def footprint(
         tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP), bulk=False))
     if operand == torch.float32:
         tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,), bulk=False))
+    if config.staged:
+        tiles.append(Tile(bm, bn, 8 * (out or operand).itemsize, parts=(Part.LEAVING,)))
     if config.cluster:
         accum = 8 * compute_dtype(operand).itemsize
         tiles += [Tile(bn, bm, accum, parts=(Part.LEAVING,), bulk=False)] * products

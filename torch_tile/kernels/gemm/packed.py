@@ -282,10 +282,10 @@ class Spec:
         long = config.block_m >= LONG_PRODUCTS or self.scales_late(config)
         return self.storage.aligned and self.operand.itemsize == 2 and long
 
-    def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and those of all other operands."""
+    def types(self, *matrices: Any, pieces: int = 1) -> tuple[Any, Any, Any, Any, list[Any]]:
+        """Return m, n and k of a problem, the type of a, and those of all other operands. `pieces` divide n."""
         storage = self.storage
-        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
+        wide = max(16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1, pieces)
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
         a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
         bs, scales, zeros = storage.types(n, *matrices)
