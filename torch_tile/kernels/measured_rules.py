@@ -122,8 +122,8 @@ RULES = (
     # Two blocks of 64 rows of weights on a multiprocessor, in steps of 512 columns, for few rows of a.
     Rule("dequant.two_blocks", "has_wgmma", (("coded", "==", 1), ("rows", "<=", 16), ("group", ">=", 64),
          ("k", ">=", 8192), ("tiles_per_sm", ">=", 3 / 5), ("products", "==", 1)), True, _COPIED),
-    # Two blocks that load a tile of a once, for more tiles of many rows than run at once.
-    Rule("dequant.pairs", "has_wgmma", (("rows", "==", 256), ("tiles_per_sm", ">", 1)), True, _PAIRED),
+    # Two blocks that load a tile of a once, for tiles of many rows.
+    Rule("dequant.pairs", "has_wgmma", (("rows", "==", 256),), True, _PAIRED),
     # Slices of K in the places of rows, for few rows of a.
     Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.

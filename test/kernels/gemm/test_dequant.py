@@ -253,11 +253,11 @@ def test_blocks_that_share_rows(scheme, engine, problems, check):
 
 
 def test_many_tiles_share_rows(problems):
-    """Tiles of many rows are shared if they are more than multiprocessors, and pairs."""
+    """Tiles of 256 rows are shared by pairs of blocks."""
     many = replace(LARGE, m=1024)
     chosen = config_for(many, H200)
     assert chosen.shared == 2 and chosen.staged and chosen.block_m == 256
-    for single in (replace(many, m=256), replace(many, n=16384 - 128), replace(many, m=64)):
+    for single in (replace(many, m=128), replace(many, n=16384 - 128), replace(many, m=64)):
         assert config_for(single, H200).shared == 1 and not config_for(single, H200).staged
     assert all(config_for(many, machine).shared == 1 for machine in (CPU, GPUS[0], GPUS[2]))
     args = arguments(problems, SCHEMES["uint4 of large groups"], 3, 16, 1024)

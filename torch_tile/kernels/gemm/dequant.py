@@ -633,10 +633,9 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
 
 
 def _in_pairs(config: Config, problem: Problem, machine: Machine) -> Config:
-    """Let two blocks of a cluster share tiles of a, and store results in long pieces, where tiles are many."""
+    """Let two blocks of a cluster share tiles of many rows of a, and store results in long pieces."""
+    pairs = verdict("dequant.pairs", machine.target, False, rows=config.block_m)
     columns = -(-problem.n // config.block_n)
-    tiles = -(-problem.m // config.block_m) * columns / machine.num_sms
-    pairs = verdict("dequant.pairs", machine.target, False, rows=config.block_m, tiles_per_sm=tiles)
     return replace(config, shared=2, staged=True) if pairs and columns % 2 == 0 else config
 
 
