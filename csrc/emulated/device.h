@@ -424,6 +424,15 @@ template <class T, bool upper_first, uint32_t... bytes> inline uint32_t table_pa
 template <class T> inline uint32_t pair_less(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) - widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) - widen(x)));
 }
+template <class T> inline uint32_t pair_of(T x) { return pair_of(x, x); }
+template <class T> inline uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {  // doubles hold the sum of 16-bit numbers
+  uint32_t y = 0;
+  for (int i = 0; i < 2; ++i) {
+    const double product = double(widen(part_of<T>(a, i))) * widen(part_of<T>(b, i));
+    y |= uint32_t(narrow<T>(float(product + widen(part_of<T>(c, i)))).bits) << 16 * i;
+  }
+  return y;
+}
 template <class T> inline uint32_t pair_times(uint32_t pair, T x) {
   return pair_of(narrow<T>(widen(part_of<T>(pair, 0)) * widen(x)), narrow<T>(widen(part_of<T>(pair, 1)) * widen(x)));
 }

@@ -331,6 +331,10 @@ def test_neighbouring_fields_are_widened_together():
         lambda i: looked_up(i),
         lambda i: entry(i),
         lambda i: cast(entry(i), "float32") * scale,
+        lambda i: call(
+            "fma", cast(entry(i), "float32"), zero, cast(narrowed(cast(entry(i), "float32") * scale), "float32")
+        ),
+        lambda i: call("fma", cast(entry(i), "float32"), zero, zero),  # not a pair, but the same number twice
         lambda i: entry(i, 1 - i % 2),  # not in the order of the table
         lambda i: (field(i) - zero) * scale,  # is rounded once only
         lambda i: field(i, 0),  # the same one twice
@@ -357,6 +361,8 @@ pair_times<f16>(table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x800
 table_pair<f16, false, 0x00000000, 0x00000000, 0x80008000, 0x80008000, 0x42403c00, 0x47464544, 0x49494848, 0x4
 pair_at(table, words[0], t % 4, t % 32))
 pair_times<f16>(pair_at(table, words[0], t % 4, t % 32), factor[0]))
+pair_fma<f16>(pair_at(table, words[0], t % 4, t % 32), pair_of(factor[1]), pair_times<f16>(pair_at(table, word
+fma(widen(table[table_place(words[0], t % 4, t % 32, i % 2)]), widen(factor, 1), widen(factor, 1)), fma(widen(
 widen(table[table_place(words[0], t % 4, t % 32, 1 - i % 2)]), widen(table[table_place(words[0], t % 4, t % 32
 (nibble(words[0], t % 4, i % 2) - 8.0f - widen(factor, 1)) * widen(factor, 0), (nibble(words[0], t % 4, (i + 1
 nibble(words[0], t % 4, 0) - 8.0f, nibble(words[0], t % 4, 0) - 8.0f)

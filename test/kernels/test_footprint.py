@@ -62,7 +62,8 @@ def of_dequant(config, spec, bulk):
     storage, span = spec.storage, dequant.span_of(spec, config) * config.block_k
     kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
     factors = [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
-    return dequant.footprint(config, spec.operand, len(storage.transposed), storage.bits, bulk, storage.coded, factors)
+    count, out = len(storage.transposed), spec.product.out_dtype
+    return dequant.footprint(config, spec.operand, count, storage.bits, bulk, storage.coded, factors, out)
 
 
 FOOTPRINTS = {

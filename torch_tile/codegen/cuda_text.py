@@ -412,6 +412,8 @@ class _Pair:
 
     def of(self, a: Expr, b: Expr) -> str | None:
         """Print the values `a` and `b`, rounded once."""
+        if isinstance(a, Call) and isinstance(b, Call) and a.name == b.name == "fma":
+            return self.fused(a, b)
         if not (isinstance(a, Binary) and isinstance(b, Binary)) or a.op != b.op or a.op not in ("-", "*"):
             return self.fields(a, b)
         rounded = [_inner(x.a, self.to) if isinstance(x, Cast) and x.type == dt.float32 else None for x in (a.a, b.a)]
@@ -426,6 +428,23 @@ class _Pair:
             inner = self.fields(a.a, b.a)
         name = "pair_less" if a.op == "-" else "pair_times"
         return None if inner is None else f"tile::{name}<{storage(self.to)}>({inner}, {other})"
+
+    def fused(self, a: Call, b: Call) -> str | None:
+        """Print `x * factor + y`, where values of the wanted type are x and y and both share the factor."""
+        (x, factor, y), (other_x, other_factor, other_y) = a.args, b.args
+        found = self.widened(x, other_x), self.common(factor, other_factor), self.widened(y, other_y)
+        if None in found:
+            return None
+        product, shared, addend = found
+        return f"tile::pair_fma<{storage(self.to)}>({product}, tile::pair_of({shared}), {addend})"
+
+    def widened(self, a: Expr, b: Expr) -> str | None:
+        """Print values that are widened from the wanted type, as they were before."""
+        if not (isinstance(a, Cast) and isinstance(b, Cast) and a.type == b.type == dt.float32):
+            return None
+        first, second = _inner(a.a, self.to), _inner(b.a, self.to)
+        is_narrow = first is not a.a or first.dtype == self.to
+        return self.of(first, second) if is_narrow and (second is not b.a or second.dtype == self.to) else None
 
     def common(self, a: Expr, b: Expr) -> str | None:
         """Print a number of the wanted type as it lies in memory, if both values share it."""

@@ -236,6 +236,36 @@ def test_sums_of_clusters(scheme, engine, problems, check):
         check(got, want, f"{m}x{n}x{k}, {config}")
 
 
+@pytest.mark.parametrize("engine", ["interpreter", "threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", ["uint4 of large groups", "nf4", "int8"])
+def test_blocks_that_share_rows(scheme, engine, problems, check):
+    """Two blocks of a cluster load a tile of a once. Results leave in pieces of 16 bytes where rows have whole ones."""
+    scheme = SCHEMES[scheme]
+    for pieces in (True, False):
+        config = Config(problems.pick(16, 32), 64, 128, 128, 3, shared=2, staged=True)
+        m, n, k = problems.size(70), problems.size(200) // 8 * 8 + (8 if pieces else 7), 128 * problems.pick(1, 4, 8)
+        args = arguments(problems, scheme, m, n, k)
+        args = (args[0].contiguous(), *args[1:])
+        full, dtype = problems.tensor(m, n, dtype=BF16), problems.pick(BF16, F32)
+        got = dequant_gemm(*args, [full], "t", "v=add(acc0,x0);ret v", dtype, scheme.format, config=config)
+        want = exact(*args, [full.double()], "t", "v=add(acc0,x0);ret v", format=scheme.format)
+        check(got, want, f"{m}x{n}x{k}, {config}", scheme.a)
+
+
+def test_many_tiles_share_rows(problems):
+    """Tiles of 256 rows are shared by pairs of blocks."""
+    many = replace(LARGE, m=1024)
+    chosen = config_for(many, H200)
+    assert chosen.shared == 2 and chosen.staged and chosen.block_m == 256
+    for single in (replace(many, m=128), replace(many, n=16384 - 128), replace(many, m=64)):
+        assert config_for(single, H200).shared == 1 and not config_for(single, H200).staged
+    assert all(config_for(many, machine).shared == 1 for machine in (CPU, GPUS[0], GPUS[2]))
+    args = arguments(problems, SCHEMES["uint4 of large groups"], 3, 16, 1024)
+    spec, _, _ = prepare(DequantGemmArgs(args[0].contiguous(), *args[1:], [], "", "", F32), H200)
+    remarks = dequant_matmul.on("cuda:sm_90a")(chosen, spec).schedule.remarks
+    assert any("loaded once for 2 blocks of a cluster" in remark.became for remark in remarks)
+
+
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2", "fp4 by rows"])
 def test_by_mma(scheme, engine, problems, check, monkeypatch):

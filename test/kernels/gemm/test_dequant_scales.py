@@ -9,6 +9,8 @@ import torch
 
 from test.kernels.gemm.stored_weights import BF16, E8M0, F32, F64, HALF, I8, U8, Scheme
 from torch_tile.kernels.gemm.dequant import dequant_gemm, dequantize
+from torch_tile.kernels.gemm.formats import FORMATS
+from torch_tile.kernels.gemm.tiling import Config
 
 E4M3 = torch.float8_e4m3fn
 SCHEMES = {
@@ -16,6 +18,7 @@ SCHEMES = {
     "nf4 in bfloat16": Scheme(U8, 4, high_first=True, group=64, format="nf4"),
     "nf4 with scales of bfloat16": Scheme(U8, 4, high_first=True, group=128, scale=BF16, a=HALF, format="nf4"),
     "nf4 with scales of float16": Scheme(U8, 4, high_first=True, group=64, scale=HALF, a=HALF, format="nf4"),
+    "nf4 in bfloat16 with scales of float16": Scheme(U8, 4, high_first=True, group=64, scale=HALF, format="nf4"),
     "fp4": Scheme(U8, 4, high_first=True, group=64, a=HALF, format="fp4"),
     "fp4 by rows": Scheme(U8, 4, high_first=True, a=HALF, format="fp4"),
     "e2m1": Scheme(U8, 4, group=32, a=HALF, format="e2m1"),
@@ -101,10 +104,46 @@ def operands(problems, scheme, groups, m):
 def test_scales_of_all_sizes(name, few, engine, problems):
     scheme = SCHEMES[name]
     m = problems.pick(1, 16, 17) if few else problems.pick(65, 100)
-    a, b, scale, zero, weights = operands(problems, scheme, 256 // (scheme.group or 256), m)
+    a, *stored = operands(problems, scheme, 256 // (scheme.group or 256), m)
+    check_product(scheme, a, *stored)
+    if scheme.format:
+        check_product(scheme, a, *those_within(torch.finfo(scheme.a).max, *stored))
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("form", [{}, {"splits": 2}, {"splits": 2, "cluster": True}], ids=["whole", "split", "cluster"])
+def test_scales_in_parts(form, engine, problems):
+    """Tiles sum their own part of K anew where a scale is beyond the operand's dtype, in all forms of the kernel."""
+    scheme = SCHEMES[problems.pick("nf4", "nf4 in bfloat16", "e2m1", "mxfp4 in float16", "fp4")]
+    columns = 512 * problems.pick(1, 2)
+    a, *stored = operands(problems, scheme, columns // scheme.group, problems.size(70))
+    for most in (torch.finfo(scheme.a).max, torch.finfo(F32).max):
+        check_product(scheme, a, *those_within(most, *stored), Config(128, 128, 128, 256, 2, **form))
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("name", ["nf4", "fp4", "e2m1"])
+def test_small_scales_lose_a_step_at_most(name, engine):
+    """Errors of halfway scales add up, as all numbers are the format's largest and all entries of a are 1."""
+    scheme, n, k = SCHEMES[name], 40, 128
+    values = FORMATS[scheme.format].values
+    scale = ((torch.arange(n) + 0.5) * 2.0**-24)[:, None].repeat(1, k // scheme.group)
+    b = torch.full((n, k // 2), 17 * values.index(max(values)), dtype=U8)
+    weights = (scale.double() * max(values)).repeat_interleave(scheme.group, 1)
+    check_product(scheme, torch.ones(65, k, dtype=HALF), b, scale, None, weights)
+
+
+def those_within(most, b, scale, zero, weights):
+    """Rows of weights whose scales are finite, and a number of e2m1 times each scale is at most so large."""
+    held = (scale.float().abs() <= most / 8).all(1)
+    return b[held], scale[held], None if zero is None else zero[held], weights[held]
+
+
+def check_product(scheme, a, b, scale, zero, weights, config=None):
+    """Compare a product with float64, up to one step of the operand's least numbers for each weight."""
     zeros = [] if zero is None else [zero]
     args = a, [b], [scale], zeros, scheme.bits, scheme.high_first, scheme.offset, [], "", ""
-    got = dequant_gemm(*args, F32, scheme.format).double()
+    got = dequant_gemm(*args, F32, scheme.format, config=config).double()
     want = a.double() @ weights.mT
     finite = scale.float().isfinite().all(1)
     assert got[:, scale.float().isnan().any(1)].isnan().all()
@@ -114,4 +153,9 @@ def test_scales_of_all_sizes(name, few, engine, problems):
     late = 2.0**-15 * steps if scheme.bits < 4 or scheme.zero is not None else 0 * steps  # see `packed.weight`
     bound = 2 * info.eps * (sizes @ weights.abs().mT) + sizes @ (info.smallest_normal * info.eps + late).mT
     wrong = ~((got - want).abs() <= bound + 2.0**-148)[:, finite]
-    assert not wrong.any(), (m, scale[finite][wrong.any(0), 0], got[:, finite][wrong][:8], want[:, finite][wrong][:8])
+    assert not wrong.any(), (
+        len(a),
+        scale[finite][wrong.any(0), 0],
+        got[:, finite][wrong][:8],
+        want[:, finite][wrong][:8],
+    )

@@ -19,6 +19,7 @@ SCHEMES = {  # words, bits, columns of a run, scale, zero, format, a
     "int4 by rows": (I8, 4, 0, F32, None, "", BF16),
     "int8": (I8, 8, 0, F32, None, "", HALF),
     "e4m3": (torch.float8_e4m3fn, 8, 128, F32, None, "", BF16),
+    "nf4": (U8, 4, 64, F32, None, "nf4", HALF),
     "nf4 in float32": (U8, 4, 64, F32, None, "nf4", F32),
 }
 # gpt-oss's experts: biases of groups, and a SwiGLU of clamped operands.
@@ -62,6 +63,20 @@ def test_each_group_has_its_matrix():
     wide = (b * scale).double()
     want = torch.cat([a[:2] @ wide[0].T + bias[0], a[2:7] @ wide[2].T + bias[2], torch.zeros(2, 5)])
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+def test_scales_beyond_the_operand(engine, problems, check):
+    """Tiles of one matrix are summed anew. Its codes are 6 to 8, whose numbers are small or 0."""
+    args, format = arguments(problems, "nf4", 3, 60, 40, 256, problems.pick(1, 2))
+    for b, scale in zip(args[1], args[2], strict=True):
+        codes = torch.randint(6, 9, (*b.shape[1:], 2), generator=problems.generator)
+        b[1] = (codes[..., 0] * 16 + codes[..., 1]).to(U8)
+        scale[1] *= 1e5
+    aux, text = [], f"v=add(acc0,acc{len(args[1]) - 1});ret v"
+    config = Config(128, 128, 128, 256, 2)
+    got = grouped_dequant.grouped_dequant_gemm(*args, aux, "", text, F32, format, config=config)
+    check(got, exact(*args, aux, "", text, format), f"{len(args[1])} products", HALF)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

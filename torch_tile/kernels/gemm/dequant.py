@@ -36,6 +36,7 @@ from torch_tile.kernels.gemm.packed import (
     WORD,
     Factor,
     Norm,
+    Parts,
     Piece,
     Problem,
     Spec,
@@ -131,8 +132,11 @@ def multiply(
     bs, scales, zeros, _ = spec.sort(operands)
     wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
     a_tile = T.alloc_shared((bm, bk), spec.operand)
-    table = pairs_of(storage.format, storage.high_first, spec.operand) if storage.coded else None
-    b_tiles, products, factors = [], [], []
+    table = None
+    if storage.coded:
+        over = FORMATS[storage.format].unit if spec.scales_in_parts(config) else 1.0
+        table = pairs_of(storage.format, storage.high_first, spec.operand, over)
+    b_tiles, products, factors, peaks = [], [], [], []
     unit = span_of(spec, config)
     for number, transposed in enumerate(storage.transposed):
         product = T.alloc_fragment((bn, bm), compute_dtype(spec.product.dtype))
@@ -147,6 +151,8 @@ def multiply(
         ]
         runs = [Factors(spec, *given, matrix, (col, bn), (at, bk, columns), tiles) for at in range(0, bk, columns)]
         factors.append(runs)
+        if spec.scales_in_parts(config):
+            peaks.append(take_parts(spec, runs))
         for run in runs:
             run.fetch(first)
 
@@ -185,7 +191,48 @@ def multiply(
     else:
         for step in T.Pipelined(first, last, num_stages=config.stages):
             add_step(step, 0)
+    if spec.scales_in_parts(config):
+        columns = bk * max(1, unit)
+        within = first * columns, T.min(last * columns, a.shape[1])
+        for b, scale, peak, product in zip(bs, scales, peaks, products, strict=True):
+            if largest(peak) > torch.finfo(spec.operand).max:
+                sum_exactly(spec, a, b, scale, matrix, (row, col), within, product)
     return products
+
+
+@T.macro
+def largest(tile: Any) -> Any:
+    """Return the largest number of a fragment."""
+    rows, most = T.alloc_fragment((tile.shape[0],), tile.dtype), T.alloc_fragment((1,), tile.dtype)
+    T.reduce_max(tile, rows, dim=1)
+    T.reduce_max(rows, most, dim=0)
+    return most[0]
+
+
+@T.macro
+def sum_exactly(
+    spec: Spec, a: Any, b: Any, scale: Any, matrix: tuple[Any, ...], place: Any, columns: Any, product: Any
+) -> None:
+    """Compute the product of a tile anew, column by column, with float32 scales.
+
+    It is slow, and serves scales beyond the operand's dtype. Only few codes times such a scale are in its range.
+    """
+    (row, col), (first, last), storage, kind = place, columns, spec.storage, spec.storage.scale
+    (bn, bm), accum = product.shape, product.dtype
+    assert kind is not None
+    weights, entries = T.alloc_fragment((bn,), accum), T.alloc_fragment((bm,), accum)
+    T.clear(product)
+    for column in T.serial(last - first):
+        at = first + column
+        for j in T.Parallel(bn):
+            word = b[(*matrix, col + j, at // storage.fields)]
+            number = T.cast(T.cast(storage.looked_up(word, at, j, None), spec.operand), accum)
+            found = kind.value(scale[(*matrix, *kind.place(col + j, at // storage.group))], accum)
+            weights[j] = T.cast(T.cast(number * found, spec.operand), accum)
+        for i in T.Parallel(bm):
+            entries[i] = T.cast(a[row + i, at], accum)
+        for j, i in T.Parallel(bn, bm):
+            product[j, i] += weights[j] * entries[i]
 
 
 @T.macro
@@ -251,6 +298,7 @@ class Factors:
                 self.found.append((kind, given[0], ahead, now, tile is not None))
             else:
                 self.found.append(None)
+        self.parts: Parts | None = None
 
     def load(self, span: Any) -> None:
         """Load the factors of a span, of all runs of its steps."""
@@ -276,7 +324,34 @@ class Factors:
                     now[i, j] = kind.value(stored, now.dtype, number) if kind.power else T.cast(stored, now.dtype)
         self.fetch(next_step)
         count = max((kind.together for kind, *_ in filter(None, self.found)), default=1)
-        return [[found and found[3][number] for found in self.found] for number in range(count)]
+        taken = [[found and found[3][number] for found in self.found] for number in range(count)]
+        if (parts := self.parts) is None:
+            return taken
+        [(now, zero)] = taken
+        for i, j in T.Parallel(*now.shape):
+            scale = T.cast(now[i, j], parts.peak.dtype) * parts.unit
+            parts.peak[i, j] = T.max(parts.peak[i, j], T.abs(scale))
+        for i, j in T.Parallel(*now.shape):
+            parts.high[i, j] = T.cast(T.cast(now[i, j], parts.peak.dtype) * parts.unit, parts.high.dtype)
+        if parts.low is not None:
+            for i, j in T.Parallel(*now.shape):
+                rest = T.cast(now[i, j], parts.peak.dtype) * parts.unit - T.cast(parts.high[i, j], parts.peak.dtype)
+                parts.low[i, j] = T.cast(rest, parts.low.dtype)
+        return [[parts, zero]]
+
+
+@T.macro
+def take_parts(spec: Spec, runs: Sequence[Factors]) -> Any:
+    """Let the factors of a product take their scales in parts. Return their `peak`, which all runs have in common."""
+    kind, _, _, (now, *_), _ = runs[0].found[0]
+    shape = now.shape
+    peak = T.alloc_fragment(shape, compute_dtype(spec.product.dtype))
+    T.clear(peak)
+    for run in runs:
+        high = T.alloc_fragment(shape, spec.operand)
+        low = None if kind.power else T.alloc_fragment(shape, spec.operand)
+        run.parts = Parts(high, low, peak, FORMATS[spec.storage.format].unit)
+    return peak
 
 
 def span_of(spec: Spec, config: Config) -> int:
@@ -295,18 +370,28 @@ def spans_of(config: Config, spec: Spec, k: Any) -> Any:
 @library_jit
 def dequant_matmul(config: Config, spec: Spec) -> Any:
     """Build the kernel `out = epilogue(a @ w0^T, ..., aux)`. Each block makes one tile, those of a weight in a row."""
-    bm, bn = config.block_m, config.block_n
-    m, n, k, a_type, types = spec.types()
+    bm, bn, dtype = config.block_m, config.block_n, spec.product.out_dtype
+    m, n, k, a_type, types = spec.types(pieces=16 // dtype.itemsize if config.staged else 1)
 
     @T.prim_func
-    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
-        with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), threads=config.threads) as (by, bx):
+    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), dtype)):
+        columns = T.ceildiv(n, bn * config.shared) * config.shared
+        with T.Kernel(T.ceildiv(m, bm), columns, threads=config.threads, cluster_dims=(1, config.shared)) as (by, bx):
             T.annotate_min_blocks_per_sm(config.resident)
             products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, spans_of(config, spec, k))
+            result = T.alloc_fragment((bm, bn), dtype) if config.staged else None
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
                 col = bx * bn + j
-                out[row, col] = finish(spec, [p[j, i] for p in products], operands, row, col)
+                value = finish(spec, [p[j, i] for p in products], operands, row, col)
+                if config.staged:
+                    result[i, j] = value
+                else:
+                    out[row, col] = value
+            if config.staged:
+                staged = T.alloc_shared((bm, bn), dtype)
+                T.copy(result, staged)
+                T.copy(staged, out[by * bm, bx * bn])
 
     return dequant_gemm
 
@@ -399,6 +484,8 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     if config is None:
         out.copy_(reference(*args))
         return
+    if config.staged and vector_of((out,), out.shape[1:]) == 1:
+        config = replace(config, staged=False)
     spec, tensors = together(spec, tensors, config)
     spec = with_copied_factors(spec, tensors, config, machine)
     if config.splits == 1:
@@ -542,7 +629,14 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
     tilings = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
     best = min(tilings, key=lambda c: _relative_time(c, problem, machine))
-    return replace(best, stages=4)
+    return replace(_in_pairs(best, problem, machine), stages=4)
+
+
+def _in_pairs(config: Config, problem: Problem, machine: Machine) -> Config:
+    """Let two blocks of a cluster share tiles of many rows of a, and store results in long pieces."""
+    pairs = verdict("dequant.pairs", machine.target, False, rows=config.block_m)
+    columns = -(-problem.n // config.block_n)
+    return replace(config, shared=2, staged=True) if pairs and columns % 2 == 0 else config
 
 
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
@@ -631,10 +725,11 @@ def footprint(
     bulk: bool,
     coded: bool = False,
     factors: Sequence[int] = (),
+    out: torch.dtype | None = None,
 ) -> Footprint:
     """Compute the shared memory of a, the words, a table, a cluster's sums, and the weights of exact products.
 
-    `factors` are the bytes of a row's scales, and of its zeros, in a span.
+    `factors` are the bytes of a row's scales, and of its zeros, in a span. `out` is the dtype of a staged result.
     """
     bm, bn, bk, whole = config.block_m, config.block_n, config.block_k, 8 * operand.itemsize
     tiles = [Tile(bm, bk, whole, config.stages, (Part.LOOP,))]
@@ -644,6 +739,8 @@ def footprint(
         tiles.append(Tile(1, TABLE, whole, parts=(Part.BEFORE, Part.LOOP), bulk=False))
     if operand == torch.float32:
         tiles.append(Tile(bn, bk, whole, parts=(Part.LOOP,), bulk=False))
+    if config.staged:
+        tiles.append(Tile(bm, bn, 8 * (out or operand).itemsize, parts=(Part.LEAVING,)))
     if config.cluster:
         accum = 8 * compute_dtype(operand).itemsize
         tiles += [Tile(bn, bm, accum, parts=(Part.LEAVING,), bulk=False)] * products

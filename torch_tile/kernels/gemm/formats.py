@@ -6,6 +6,7 @@ A code is an index of the format's 16 numbers. A weight is such a number times t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,11 @@ class Format:
     def largest(self) -> float:
         """Return the largest magnitude, which the scale of a block maps its largest weight to."""
         return max(map(abs, self.values))
+
+    @property
+    def unit(self) -> float:
+        """Return the least power of two that no magnitude exceeds."""
+        return 2.0 ** math.ceil(math.log2(self.largest))
 
     def table(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return the numbers as a tensor `[16]`."""
@@ -64,20 +70,21 @@ FORMATS = {
 """Formats by name: what `format` of `tile.dequant_gemm` may be, besides the empty string."""
 
 
-def value_of(name: str, word: Any, byte: Any, upper: Any) -> Any:
-    """Look up the number, a float32, of 4 bits of a word, in a kernel (see `T.nibble`)."""
-    return T.table_nibble(word, byte, upper, FORMATS[name].values)
+def value_of(name: str, word: Any, byte: Any, upper: Any, unit: float = 1.0) -> Any:
+    """Look up the number over `unit`, a float32, of 4 bits of a word, in a kernel (see `T.nibble`)."""
+    return T.table_nibble(word, byte, upper, tuple(value / unit for value in FORMATS[name].values))
 
 
 @T.macro
-def pairs_of(name: str, high_first: bool, dtype: torch.dtype) -> Any:
-    """Fill a table of shared memory with the two numbers of each byte. Each lane has a copy (see `T.table_place`).
+def pairs_of(name: str, high_first: bool, dtype: torch.dtype, unit: float = 1.0) -> Any:
+    """Fill a table of shared memory with the two numbers of each byte, over `unit`. Each lane has a copy (see
+    `T.table_place`).
 
     A byte costs 7 instructions by registers alone, and 3 by such a table: two that make the address, and the load.
     """
     table = T.alloc_shared((TABLE,), dtype)
     for i in T.Parallel(TABLE):
-        table[i] = T.cast(value_of(name, i // (2 * LANES), 0, 1 - i % 2 if high_first else i % 2), dtype)
+        table[i] = T.cast(value_of(name, i // (2 * LANES), 0, 1 - i % 2 if high_first else i % 2, unit), dtype)
     return table
 
 

@@ -161,7 +161,7 @@ class Storage:
         if table is not None:  # lanes of tensor cores' fragments: 4 pairs of columns of 8 rows
             return table[T.table_place(word, column % 8 // 2, row % 8 * 4 + column % 8 // 2, column % 2)]
         upper = 1 - column % 2 if self.high_first else column % 2
-        return value_of(self.format, T.cast(word, "int32"), 0, upper)
+        return value_of(self.format, T.cast(word, "int32"), column % self.fields // 2, upper)
 
     def number(self, word: Any, column: Any) -> tuple[Any, Any]:
         """Unpack one column's field from its word as a float32, with a constant excess that the caller subtracts. Both
@@ -201,6 +201,19 @@ class Piece:
     def of(self, size: int, block_k: int) -> slice:
         """Return the piece's range among `size` words that stand for all columns of the step."""
         return slice(self.start * size // block_k, (self.start + self.width) * size // block_k)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Fragments of scales times a `unit` in two parts of the operand's dtype: rounded, and what that leaves.
+
+    Powers of two have no second part, `low`. `peak` holds the largest magnitude at each place so far.
+    """
+
+    high: Any
+    low: Any
+    peak: Any
+    unit: float
 
 
 @dataclass(frozen=True)
@@ -254,15 +267,25 @@ class Spec:
         exact = factor.dtype in (torch.int8, torch.uint8, E4M3) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
+    def scales_in_parts(self, config: Config) -> bool:
+        """Return whether numbers of a table are multiplied by two parts of a scale, each of the operand's dtype.
+
+        Parts take two instructions for a pair of weights, and a float32 scale takes five.
+        """
+        storage, scale = self.storage, self.storage.scale
+        if not storage.coded or not storage.group or scale is None or self.scales_late(config):
+            return False
+        return self.taken(scale) != self.operand
+
     def alternates(self, config: Config) -> bool:
         """Return whether the unpacking of a piece alternates with the products of the piece before."""
         long = config.block_m >= LONG_PRODUCTS or self.scales_late(config)
         return self.storage.aligned and self.operand.itemsize == 2 and long
 
-    def types(self, *matrices: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, the type of a, and those of all other operands."""
+    def types(self, *matrices: Any, pieces: int = 1) -> tuple[Any, Any, Any, Any, list[Any]]:
+        """Return m, n and k of a problem, the type of a, and those of all other operands. `pieces` divide n."""
         storage = self.storage
-        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
+        wide = max(16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1, pieces)
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
         a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
         bs, scales, zeros = storage.types(n, *matrices)
@@ -283,6 +306,14 @@ def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: A
     storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
+    if isinstance(scales, Parts) and storage.scale is not None:
+        number = T.cast(T.cast(storage.looked_up(word, column, row, table), spec.operand), accum)
+        place = storage.scale.place(row, group)
+        high = T.cast(scales.high[place], accum)
+        if scales.low is None:
+            return number * high
+        low = T.cast(scales.low[place], accum)
+        return T.fma(number, high, T.cast(T.cast(number * low, spec.operand), accum))
     scale, zero = (
         T.cast(x[kind.place(row, group)], accum) if kind and x is not None else None
         for kind, x in ((storage.scale, scales), (storage.zero, zeros))

@@ -28,7 +28,8 @@ class Config:
     as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result. `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
     other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
-    columns. `resident` blocks share the registers of a multiprocessor.
+    columns. `resident` blocks share the registers of a multiprocessor. `shared` blocks of a cluster, whose tiles lie
+    side by side, load a tile of a once.
     """
 
     block_m: int = 128
@@ -43,6 +44,7 @@ class Config:
     blocks: int = 0
     transposed: bool = False
     resident: int = 1
+    shared: int = 1
 
 
 @dataclass(frozen=True)
