@@ -77,7 +77,7 @@ _AHEAD = Source(
     'attention --only "s512 full,s1024 full" --rivals FA4', _H200, "2026-11-30",
     "h200_attention_queries_ahead_2026-11-30.txt",
 )  # fmt: skip
-_TILES_OF_CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_tilings_2026-11-30.txt")
+_CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_bulk_2026-11-30.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
 _CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
@@ -187,24 +187,30 @@ RULES = (
          True, _AHEAD),
     # Whether blocks of decoding share an SM.
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
-    # The tiling for few queries whose keys are loaded at once, by tiles of 64 keys. Where clusters hold all keys, they
-    # join their parts themselves. Heads of one query each leave little to join.
-    Rule("attention.few_keys", "has_wgmma", (("rows", ">", 8), ("tiles_per_sm", ">", 1)), None, _TILES_OF_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("width", "<", 128), ("tiles_per_sm", ">", 1)), None, _TILES_OF_CACHES),
+    # The tiling for few queries whose keys are loaded at once. Keys have 128 columns, and tiles 64 keys. Where clusters
+    # hold all keys, they join their parts themselves. Those of blocks that fill a multiprocessor must all find room.
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 1)),
+         {"keys": 64, "cluster": 8}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 2)),
-         {"cluster": 8}, _TILES_OF_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", ">", 2), ("tiles_per_sm", "<=", 4),
-         ("rows", "==", 1), ("masked", "==", 0)), {"keys": 128}, _TILES_OF_CACHES),
+         {"keys": 128, "cluster": 4}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("masked", "==", 0)), None, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", ">", 1), ("tiles_per_sm", "<=", 2),
+         ("page", "==", 0)), {"keys": 256, "cluster": 4}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 4)),
-         {"keys": 128, "cluster": 8}, _TILES_OF_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 2), ("masked", "==", 0),
-         ("page", "==", 0)), {"keys": 256, "cluster": 8}, _TILES_OF_CACHES),
+         {"keys": 128, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 8), ("masked", "==", 1),
+         ("heads_per_sm", "<=", 1 / 2)),
+         {"keys": 512, "threads": 256, "cluster": 2}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 2)),
-         {"keys": 256, "threads": 256, "cluster": 8}, _TILES_OF_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 4096), ("tiles_per_sm", "<=", 4), ("masked", "==", 1)),
-         {"keys": 256, "threads": 256}, _TILES_OF_CACHES),
+         {"keys": 256, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 4), ("page", "==", 0),
+         ("heads_per_sm", "<=", 2 / 9)),
+         {"keys": 512, "threads": 256, "cluster": 4}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 4096), ("tiles_per_sm", "<=", 4), ("page", "==", 0),
+         ("heads_per_sm", "<=", 1 / 9)),
+         {"keys": 512, "threads": 256, "cluster": 8}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 8192), ("tiles_per_sm", "<=", 8), ("masked", "==", 1)),
-         {"keys": 128}, _TILES_OF_CACHES),
+         {"keys": 128}, _CACHES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.
     Rule("attention_backward.shared_sm", "has_wgmma", (("width", "<=", 64),), True, _NARROW),
     # Least share of the products' time that must be saved before our kernel wins without a contest. Our products are

@@ -45,9 +45,10 @@ def test_random_problems(kind, engine, problems, check):
     v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout="dense")
     mask = None if kind is None else problems.mask(kind, batch, kv_heads * groups, q_len, kv_len)
     args = AttentionArgs(q, k, v, mask, scale=problems.pick(None, 0.3, -0.1))
-    tiling = Tiling(8 if groups * q_len <= 8 else 16, problems.pick(64, 128, 256))
-    if dv == 128 and tiling.keys > 64 and problems.pick(False, True):
-        tiling = replace(tiling, threads=256)
+    keys = problems.pick(64, 128, 256, 512 if dv == 128 else 256)
+    threads = 256 if dv == 128 and keys > 64 and (keys > 256 or problems.pick(False, True)) else 128
+    tiling = Tiling(8 if groups * q_len <= 8 else 16, keys, threads)
+    tiling = replace(tiling, bulk=engine != "interpreter" and machine is HOPPER and problems.pick(False, True))
     if engine == "threads" and machine is HOPPER and problems.pick(False, True):
         tiling = replace(tiling, cluster=problems.pick(*(n for n in (2, 4, 8) if n * tiling.keys >= kv_len)))
     want = reference(*(x.double() for x in (q, k, v)), *args[3:])
@@ -77,7 +78,7 @@ def test_pages(page, keys, threads, engine, problems, check):
     filled = (x.masked_fill(~written[..., None, None], 0).double() for x in (k, v))
     want = paged.reference(q.double(), *filled, *args[3:])
     k[~written] = v[~written] = math.nan
-    tiling = Tiling(8 if groups <= 8 else 16, keys, threads)
+    tiling = Tiling(8 if groups <= 8 else 16, keys, threads, bulk=problems.pick(False, True))
     if engine == "threads" and problems.pick(False, True):
         tiling = replace(tiling, cluster=next((n for n in (2, 4, 8) if n * keys >= columns * page), 1))
     for name, a, b in zip(("out", "lse"), paged.attention_paged(*args, config=tiling), want, strict=True):
@@ -149,7 +150,8 @@ def test_chosen_where_it_computes_a_call():
 @pytest.mark.parametrize("page", [16, 64, 128, 256])
 def test_chosen_for_one_query_behind_its_pages(page):
     paged_spec = replace(SPEC, causal=True, layout=Layout(page=page))
-    assert tiling_for(paged_spec, ONE, HOPPER) == tiling_for(SPEC, ONE, HOPPER)
+    found = tiling_for(SPEC, ONE, HOPPER)
+    assert found and tiling_for(paged_spec, ONE, HOPPER) == replace(found, bulk=page >= 64)
     assert tiling_for(replace(paged_spec, layout=Layout(page=48)), ONE, HOPPER) is None  # no whole pages, no part
     assert tiling_for(replace(paged_spec, windowed=True), ONE, HOPPER) is None
     assert tiling_for(paged_spec, replace(ONE, rows=8), HOPPER) is None  # two queries, the first of which sees less
@@ -159,29 +161,40 @@ def test_chosen_for_one_query_behind_its_pages(page):
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_chosen_for_other_rows_and_widths(rows, width):
     found = tiling_for(replace(SPEC, tile_d=width), replace(ONE, rows=rows, groups=rows), HOPPER)
-    assert found == Tiling(8 if rows <= 8 else 16, 128, 128, 8)
+    assert found == Tiling(8 if rows <= 8 else 16, 128, 128, 8, True)
 
 
 @pytest.mark.parametrize(
     "heads, keys, masked, want",
     [
-        (8, 200, True, Tiling(cluster=8)),
-        (32, 512, True, Tiling(cluster=8)),
+        (8, 200, True, Tiling(keys=64, cluster=8)),
+        (32, 512, True, Tiling(keys=128, cluster=4)),
+        (64, 512, False, None),
+        (16, 1024, False, Tiling(keys=256, cluster=4)),
         (32, 1024, True, Tiling(keys=128, cluster=8)),
         (32, 1024, False, Tiling(keys=128, cluster=8)),
-        (8, 2048, False, Tiling(keys=256, cluster=8)),
-        (8, 2048, True, Tiling(keys=256, threads=256, cluster=8)),
-        (8, 4096, True, Tiling(keys=256, threads=256)),
-        (8, 8192, True, Tiling(keys=128)),
-        (64, 1024, True, Tiling(keys=128)),
-        (8, 4096, False, None),
+        (64, 1024, True, Tiling(keys=512, threads=256, cluster=2)),
         (64, 1024, False, None),
+        (8, 2048, False, Tiling(keys=256, cluster=8)),
+        (8, 2048, True, Tiling(keys=256, cluster=8)),
+        (16, 2048, False, Tiling(keys=512, threads=256, cluster=4)),
+        (8, 4096, False, Tiling(keys=512, threads=256, cluster=8)),
+        (16, 2112, False, None),  # no room for 16 clusters of 8 at once
+        (16, 2112, True, Tiling(keys=128)),
+        (70, 900, True, Tiling(keys=128)),
+        (8, 4096, True, Tiling(keys=512, threads=256, cluster=8)),
+        (8, 8192, True, Tiling(keys=128)),
+        (8, 8192, False, None),
         (8, 16384, True, None),
     ],
 )
 def test_the_fastest_that_was_measured(heads, keys, masked, want):
     spec = replace(SPEC, mask=Operand("k", torch.bool, aligned=True)) if masked else SPEC
-    assert tiling_for(spec, replace(ONE, heads=heads, keys=keys), HOPPER) == want
+    found = tiling_for(spec, replace(ONE, heads=heads, keys=keys), HOPPER)
+    assert found == (want and replace(want, bulk=True))
+    narrow = replace(spec, tile_d=64, tile_dv=64)  # twice as many keys have as many bytes
+    twice = tiling_for(narrow, replace(ONE, heads=heads, keys=2 * keys), HOPPER)
+    assert twice == ((found and found.threads == 128 and replace(found, keys=2 * found.keys)) or None)
 
 
 @pytest.mark.parametrize(
