@@ -167,7 +167,12 @@ def test_chosen_for_other_rows_and_widths(rows, width):
 @pytest.mark.parametrize(
     "heads, keys, masked, want",
     [
-        (8, 200, True, Tiling(keys=64, cluster=8)),
+        (8, 200, True, Tiling(keys=64, cluster=4)),
+        (64, 200, True, Tiling(keys=64, cluster=4)),
+        (64, 200, False, None),
+        (128, 100, False, None),
+        (8, 512, True, Tiling(keys=64, cluster=8)),
+        (64, 512, True, Tiling(keys=256, cluster=2)),
         (32, 512, True, Tiling(keys=128, cluster=4)),
         (64, 512, False, None),
         (16, 1024, False, Tiling(keys=256, cluster=4)),
@@ -177,6 +182,7 @@ def test_chosen_for_other_rows_and_widths(rows, width):
         (64, 1024, False, None),
         (8, 2048, False, Tiling(keys=256, cluster=8)),
         (8, 2048, True, Tiling(keys=256, cluster=8)),
+        (16, 1200, False, Tiling(keys=256, cluster=8)),
         (16, 2048, False, Tiling(keys=512, threads=256, cluster=4)),
         (8, 4096, False, Tiling(keys=512, threads=256, cluster=8)),
         (16, 2112, False, None),  # no room for 16 clusters of 8 at once
