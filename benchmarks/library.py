@@ -425,7 +425,7 @@ def _attentions() -> Iterator[Case]:
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
             yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
         if dtype in HALVES.values():
-            for keys in (512, 1000):
+            for keys in (512, 1000, 2000, 4000):
                 few = _attention(dtype, 128, (1, keys), 4, mask=torch.bool)
                 yield Case(f"attention {name} decode few keys {keys}", few)
     yield Case("attention fp64 d64", _attention(torch.float64, 64, causal=True))

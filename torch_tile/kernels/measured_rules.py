@@ -78,7 +78,7 @@ _AHEAD = Source(
     'attention --only "s512 full,s1024 full" --rivals FA4', _H200, "2026-11-30",
     "h200_attention_queries_ahead_2026-11-30.txt",
 )  # fmt: skip
-_SHORT_CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_2026-11-30.txt")
+_CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_bulk_2026-11-30.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
 _CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
@@ -190,19 +190,34 @@ RULES = (
          True, _AHEAD),
     # Whether blocks of decoding share an SM.
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
-    # The tiling for few queries whose keys are loaded at once, by tiles of 64 keys. Where clusters hold all keys, they
-    # join their parts themselves.
-    Rule("attention.few_keys", "has_wgmma", (("rows", ">", 8),), None, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("width", "<", 128),), None, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("page", ">", 0),), None, _SHORT_CACHES),
+    # The tiling for few queries whose keys are loaded at once. Keys have 128 columns, and tiles 64 keys. Where clusters
+    # hold all keys, they join their parts themselves. Those of blocks that fill a multiprocessor must all find room.
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("masked", "==", 0), ("heads_per_sm", ">", 1 / 4)),
+         None, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 256), ("tiles_per_sm", "<=", 2)),
+         {"keys": 64, "cluster": 4}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 1)),
-         {"cluster": 8}, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 1)),
-         {"keys": 128, "cluster": 8}, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 2)),
-         {"keys": 128}, _SHORT_CACHES),
-    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 4), ("masked", "==", 1)),
-         {"keys": 128}, _SHORT_CACHES),
+         {"keys": 64, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 2)),
+         {"keys": 128, "cluster": 4}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("tiles_per_sm", "<=", 4)),
+         {"keys": 256, "cluster": 2}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", ">", 1), ("tiles_per_sm", "<=", 2),
+         ("page", "==", 0)), {"keys": 256, "cluster": 4}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 4)),
+         {"keys": 128, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 1024), ("tiles_per_sm", "<=", 8), ("masked", "==", 1),
+         ("heads_per_sm", "<=", 1 / 2)), {"keys": 512, "threads": 256, "cluster": 2}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 3)),
+         {"keys": 256, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 4), ("page", ">", 0),
+         ("heads_per_sm", "<=", 2 / 9)), {"keys": 256, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 2048), ("tiles_per_sm", "<=", 4),
+         ("heads_per_sm", "<=", 2 / 9)), {"keys": 512, "threads": 256, "cluster": 4}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 4096), ("tiles_per_sm", "<=", 4),
+         ("heads_per_sm", "<=", 1 / 9)), {"keys": 512, "threads": 256, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 8192), ("tiles_per_sm", "<=", 8), ("masked", "==", 1)),
+         {"keys": 128}, _CACHES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.
     Rule("attention_backward.shared_sm", "has_wgmma", (("width", "<=", 64),), True, _NARROW),
     # Least share of the products' time that must be saved before our kernel wins without a contest. Our products are

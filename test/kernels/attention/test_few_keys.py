@@ -45,9 +45,12 @@ def test_random_problems(kind, engine, problems, check):
     v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout="dense")
     mask = None if kind is None else problems.mask(kind, batch, kv_heads * groups, q_len, kv_len)
     args = AttentionArgs(q, k, v, mask, scale=problems.pick(None, 0.3, -0.1))
-    tiling = Tiling(8 if groups * q_len <= 8 else 16, problems.pick(64, 128))
+    keys = problems.pick(64, 128, 256, 512 if dv == 128 else 256)
+    threads = 256 if dv == 128 and keys > 64 and (keys > 256 or problems.pick(False, True)) else 128
+    tiling = Tiling(8 if groups * q_len <= 8 else 16, keys, threads)
+    tiling = replace(tiling, bulk=engine != "interpreter" and machine is HOPPER and problems.pick(False, True))
     if engine == "threads" and machine is HOPPER and problems.pick(False, True):
-        tiling = replace(tiling, cluster=8)
+        tiling = replace(tiling, cluster=problems.pick(*(n for n in (2, 4, 8) if n * tiling.keys >= kv_len)))
     want = reference(*(x.double() for x in (q, k, v)), *args[3:])
     for name, a, b in zip(("out", "lse"), results(args, tiling, machine), want, strict=True):
         what = f"{name} of {tuple(q.shape)} {tuple(k.shape)} {dtype} {kind} {args.scale}, {tiling}"
@@ -55,19 +58,18 @@ def test_random_problems(kind, engine, problems, check):
 
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
-@pytest.mark.parametrize("page, keys", [(64, 64), (192, 64), (64, 128), (16, 64)])
-def test_pages(page, keys, engine, problems, check):
+@pytest.mark.parametrize(
+    "page, keys, threads", [(64, 64, 128), (192, 64, 128), (64, 128, 128), (16, 128, 128), (32, 256, 256)]
+)
+def test_pages(page, keys, threads, engine, problems, check):
     """Sequences that end inside a tile, that are empty, or longer than their pages. Nothing unwritten is read."""
-    dtype, columns, kv_heads, groups = (
-        torch.bfloat16,
-        problems.pick(1, 2, 3),
-        problems.pick(1, 2),
-        problems.pick(1, 3, 8),
-    )
+    dtype, columns, kv_heads = problems.pick(torch.float16, torch.bfloat16), problems.pick(1, 2, 3), problems.pick(1, 2)
+    groups, (d, dv) = problems.pick(1, 3, 8, 9, 16), problems.pick((64, 64), (128, 128), (96, 128), (128, 64))
+    threads = min(threads, 2 * dv)
     lengths = [problems.size(columns * page), 0, columns * page + 7]
     table = torch.randperm(3 * columns + 1, generator=problems.generator)[: 3 * columns].view(3, columns).int()
-    q = problems.tensor(3, 1, kv_heads * groups, 64, dtype=dtype, layout="dense")
-    k, v = (problems.tensor(3 * columns + 1, page, kv_heads, 64, dtype=dtype, layout="dense") for _ in range(2))
+    q = problems.tensor(3, 1, kv_heads * groups, d, dtype=dtype, layout="dense")
+    k, v = (problems.tensor(3 * columns + 1, page, kv_heads, n, dtype=dtype, layout="dense") for n in (d, dv))
     written = torch.zeros(k.shape[:2], dtype=torch.bool)
     for number, length in enumerate(lengths):
         for position in range(min(length, columns * page)):
@@ -76,8 +78,13 @@ def test_pages(page, keys, engine, problems, check):
     filled = (x.masked_fill(~written[..., None, None], 0).double() for x in (k, v))
     want = paged.reference(q.double(), *filled, *args[3:])
     k[~written] = v[~written] = math.nan
-    for name, a, b in zip(("out", "lse"), paged.attention_paged(*args, config=Tiling(keys=keys)), want, strict=True):
-        check(a, b, f"{name} of {lengths} in pages of {page}, {kv_heads} x {groups} heads", dtype)
+    tiling = Tiling(8 if groups <= 8 else 16, keys, threads, bulk=problems.pick(False, True))
+    if engine == "threads" and problems.pick(False, True):
+        tiling = replace(tiling, cluster=next((n for n in (2, 4, 8) if n * keys >= columns * page), 1))
+    for name, a, b in zip(("out", "lse"), paged.attention_paged(*args, config=tiling), want, strict=True):
+        check(
+            a, b, f"{name} of {lengths} in pages of {page}, {kv_heads} x {groups} heads of {d}, {dv}, {tiling}", dtype
+        )
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
@@ -137,13 +144,68 @@ def test_chosen_where_it_computes_a_call():
     assert tiling_for(SPEC, replace(ONE, keys=1 << 20), HOPPER) is None
     assert tiling_for(SPEC, replace(ONE, heads=512), HOPPER) is None
     assert tiling_for(SPEC, ONE, AMPERE) is None  # not measured there
-    for other in ({"layout": Layout(page=64)}, {"tile_d": 64, "tile_dv": 64}):  # computed, and not measured
-        assert tiling_for(replace(SPEC, **other), ONE, HOPPER) is None
-    assert tiling_for(SPEC, replace(ONE, rows=9, groups=9), HOPPER) is None
+    assert not any(tiling_for(replace(SPEC, **fields), ONE, HOPPER) for fields in ({"tile_dv": 192}, {"tile_dv": 32}))
+
+
+@pytest.mark.parametrize("page", [16, 64, 128, 256])
+def test_chosen_for_one_query_behind_its_pages(page):
+    paged_spec = replace(SPEC, causal=True, layout=Layout(page=page))
+    found = tiling_for(SPEC, ONE, HOPPER)
+    assert found and tiling_for(paged_spec, ONE, HOPPER) == replace(found, bulk=page >= 64)
+    assert tiling_for(replace(paged_spec, layout=Layout(page=48)), ONE, HOPPER) is None  # no whole pages, no part
+    assert tiling_for(replace(paged_spec, windowed=True), ONE, HOPPER) is None
+    assert tiling_for(paged_spec, replace(ONE, rows=8), HOPPER) is None  # two queries, the first of which sees less
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 16])
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_chosen_for_other_rows_and_widths(rows, width):
+    found = tiling_for(replace(SPEC, tile_d=width), replace(ONE, rows=rows, groups=rows), HOPPER)
+    assert found == Tiling(8 if rows <= 8 else 16, 128, 128, 8, True)
 
 
 @pytest.mark.parametrize(
-    "heads, keys", [(1, 1), (8, 512), (8, 513), (8, 1024), (8, 1025), (8, 2048), (16, 1024), (33, 1)]
+    "heads, keys, masked, want",
+    [
+        (8, 200, True, Tiling(keys=64, cluster=4)),
+        (64, 200, True, Tiling(keys=64, cluster=4)),
+        (64, 200, False, None),
+        (128, 100, False, None),
+        (8, 512, True, Tiling(keys=64, cluster=8)),
+        (64, 512, True, Tiling(keys=256, cluster=2)),
+        (32, 512, True, Tiling(keys=128, cluster=4)),
+        (64, 512, False, None),
+        (16, 1024, False, Tiling(keys=256, cluster=4)),
+        (32, 1024, True, Tiling(keys=128, cluster=8)),
+        (32, 1024, False, Tiling(keys=128, cluster=8)),
+        (64, 1024, True, Tiling(keys=512, threads=256, cluster=2)),
+        (64, 1024, False, None),
+        (8, 2048, False, Tiling(keys=256, cluster=8)),
+        (8, 2048, True, Tiling(keys=256, cluster=8)),
+        (16, 1200, False, Tiling(keys=256, cluster=8)),
+        (16, 2048, False, Tiling(keys=512, threads=256, cluster=4)),
+        (8, 4096, False, Tiling(keys=512, threads=256, cluster=8)),
+        (16, 2112, False, None),  # no room for 16 clusters of 8 at once
+        (16, 2112, True, Tiling(keys=128)),
+        (70, 900, True, Tiling(keys=128)),
+        (8, 4096, True, Tiling(keys=512, threads=256, cluster=8)),
+        (8, 8192, True, Tiling(keys=128)),
+        (8, 8192, False, None),
+        (8, 16384, True, None),
+    ],
+)
+def test_the_fastest_that_was_measured(heads, keys, masked, want):
+    spec = replace(SPEC, mask=Operand("k", torch.bool, aligned=True)) if masked else SPEC
+    found = tiling_for(spec, replace(ONE, heads=heads, keys=keys), HOPPER)
+    assert found == (want and replace(want, bulk=True))
+    narrow = replace(spec, tile_d=64, tile_dv=64)  # twice as many keys have as many bytes
+    twice = tiling_for(narrow, replace(ONE, heads=heads, keys=2 * keys), HOPPER)
+    assert twice == ((found and found.threads == 128 and replace(found, keys=2 * found.keys)) or None)
+
+
+@pytest.mark.parametrize(
+    "heads, keys",
+    [(1, 1), (8, 512), (8, 513), (8, 1024), (8, 1025), (8, 2048), (16, 1024), (33, 1), (32, 1024)],
 )
 def test_clusters_hold_all_keys(heads, keys):
     found = tiling_for(SPEC, replace(ONE, heads=heads, keys=keys), HOPPER)

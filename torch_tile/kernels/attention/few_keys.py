@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of few queries over few keys: a block has one tile of keys, and loads all of it before it waits.
 
-Launches, memory's latency and cold code are the cost here, not bytes. So there is no loop. Keys pass no shared memory:
-a lane loads runs of 16 bytes, and products take them as operands whose columns stand in another order. May assume what
-`tiling_for` asks for.
+Launches, memory's latency and cold code are the cost here, not bytes. So there is no loop. Keys and queries pass no
+shared memory: a lane loads runs of 16 bytes, and products take them as operands whose columns stand in another order.
+May assume what `tiling_for` asks for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RUN = 8  # elements of 16 bytes
 LINE = 4 * RUN  # columns that the four lanes of a row of an operand load at once
 MMA_ROWS, MMA_COLUMNS = 16, 8  # of a product of tensor cores
+PIECE = 128  # values of a product that begins while others are under way
 MOST_SPLITS = 1 << 23  # whose keys are counted in 32 bits; 64 take more instructions
 
 
@@ -37,13 +38,15 @@ MOST_SPLITS = 1 << 23  # whose keys are counted in 32 bits; 64 take more instruc
 class Tiling:
     """A block of `threads` threads has `rows` rows of queries, 8 or 16, and `keys` keys.
 
-    Above 1, `cluster` is the number of blocks that have all keys, and join what they made of these.
+    Above 1, `cluster` is the number of blocks that have all keys, and join what they made of these. With `bulk`, one
+    thread starts the copies of values.
     """
 
     rows: int = 8
     keys: int = 64
     threads: int = 128
     cluster: int = 1
+    bulk: bool = False
 
     @property
     def warps(self) -> int:
@@ -140,6 +143,8 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
     batch, kv_heads, groups, length, kv_len, splits = T.dynamic("batch, kv_heads, groups, length, kv_len, splits")
     mask_queries = T.dynamic("mask_queries")
     d, dv, page = spec.tile_d, spec.tile_dv, spec.layout.page
+    # Values of a copy, and of a product that waits for one or several copies.
+    each, piece = (min(page, keys), keys) if page else (min(keys, PIECE), min(keys, PIECE))
     q_shape, count = (batch, kv_heads, length), tiling.cluster
     part = () if count > 1 else (splits,)
     slabs, key_rows = (T.dynamic("pages"), page) if page else (batch, kv_len)
@@ -163,39 +168,46 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
             k_lines = T.alloc_fragment((keys, d), spec.dtype)
             q_lines = T.alloc_fragment((rows, d), spec.dtype)
             T.annotate_layout({k_lines: tiling.key_lines(d), q_lines: tiling.query_lines(d)})
-            q_tile = T.alloc_shared((rows, d), spec.dtype)
             v_tile = T.alloc_shared((keys, dv), spec.dtype)
             given = Given(spec.layout, others[len(spec.operands) :])
             present = given.paged_keys(sequence) if page else kv_len
             here = Rows(0, length, q_len, True, sequence, head, 0, 1)
-            if page:
-                for j, c in T.Parallel(keys, d):
-                    number = page_of(given, k, sequence, (first + j) // page)
-                    k_lines[j, c] = k[number, head, (first + j) % page, c]
-            else:
-                T.copy(k[sequence, head, first, 0], k_lines)
-            T.async_copy(q[sequence, head, 0, 0], q_tile)
-            each = min(page, keys) or keys
-            for n in tuple(range(keys // each)):
-                slab = page_of(given, v, sequence, (first + n * each) // page) if page else sequence
-                row = (first + n * each) % page if page else first
-                T.async_copy(v[slab, head, row, 0], v_tile[n * each : (n + 1) * each, :])
             mask = []
             for x in prepare_operands(spec.operands, others[: len(spec.operands)], (rows, keys), False, here):
                 elements = T.alloc_fragment((keys, rows), x.spec.stored)
                 for j, i in T.Parallel(keys, rows):
                     elements[j, i] = x.element(here, i, j, first)
                 mask.append(elements)
+            if page:
+                for j, c in T.Parallel(keys, d):
+                    number = page_of(given, k, sequence, (first + j) // page)
+                    k_lines[j, c] = k[number, head, (first + j) % page, c]
+            else:
+                T.copy(k[sequence, head, first, 0], k_lines)
+            T.copy(q[sequence, head, 0, 0], q_lines)
+            zero = T.alloc_shared((1,), accum)
+            T.clear(zero)
+            arrived = T.alloc_barrier([1] * (keys // each)) if tiling.bulk else None
+            for n in tuple(range(keys // each)):
+                slab = page_of(given, v, sequence, (first + n * each) // page) if page else sequence
+                row = (first + n * each) % page if page else first + n * each
+                values = v_tile[n * each : (n + 1) * each, :]
+                if arrived is None:
+                    T.async_copy(v[slab, head, row, 0], values)
+                else:
+                    T.tma_copy(v[slab, head, row, 0], values, barrier=arrived[n])
+                    if T.get_thread_binding() == 0:
+                        T.mbarrier_arrive(arrived[n])
+            # A zero behind a barrier: no compiler moves products, which wait, before the loads of values.
+            scores = T.alloc_fragment((keys, rows), accum)
+            for j, i in T.Parallel(keys, rows):
+                scores[j, i] = zero[0]
 
-            # Products wait for the queries in shared memory. So no compiler moves them before the loads of values.
-            T.ptx_wait_group(keys // each)
-            T.copy(q_tile, q_lines)
             keys_by_slot, queries = (T.alloc_fragment(x.shape, spec.dtype) for x in (k_lines, q_lines))
             for source, operand in ((k_lines, keys_by_slot), (q_lines, queries)):
                 for i, c in T.Parallel(*source.shape):
                     operand[i, c] = source[i, column_of(c)]
-            scores = T.alloc_fragment((keys, rows), accum)
-            T.gemm(keys_by_slot, queries, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            T.gemm(keys_by_slot, queries, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
             unit = spec.unit(scale)
             scale_log2 = unit * LOG2_E
             for j, i in T.Parallel(keys, rows):
@@ -216,19 +228,20 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
             for j, i in T.Parallel(keys, rows):
                 probs[i, j] = T.cast(scores[j, i], spec.dtype)
             T.reduce_sum(scores, row_sum, dim=0)
-            T.ptx_wait_group(0)
-            if page:
-                clear_past(v_tile, first, present)
             acc = T.alloc_fragment((dv, rows), accum)
-            T.gemm(
-                v_tile,
-                probs,
-                acc,
-                transpose_A=True,
-                transpose_B=True,
-                policy=T.GemmWarpPolicy.FullRow,
-                clear_accum=True,
-            )
+            for n in tuple(range(keys // piece)):
+                if arrived is None:
+                    T.ptx_wait_group((keys // piece - 1 - n) * (piece // each))
+                else:
+                    for copy in tuple(range(n * piece // each, (n + 1) * piece // each)):
+                        T.mbarrier_wait_parity(arrived[copy], 0)
+                if page:
+                    clear_past(v_tile, first, present)
+                own = slice(n * piece, (n + 1) * piece)
+                T.gemm(
+                    v_tile[own, :], probs[:, own], acc, transpose_A=True, transpose_B=True,
+                    policy=T.GemmWarpPolicy.FullRow, clear_accum=n == 0,
+                )  # fmt: skip
             log_sum = T.alloc_fragment((rows,), accum)
             for i in T.Parallel(rows):
                 log_sum[i] = row_max[i] * unit + T.log(row_sum[i])
@@ -247,20 +260,27 @@ def few_keys_attention(tiling: Tiling, spec: Spec) -> Any:
 
 
 WIDEST = 128  # columns whose keys a thread holds
+TILE = 64  # keys of 128 columns by which the rule counts
+MOST_COPIES = 2  # of pages, which one thread starts one after the other: threads start more of them sooner
 
 
 def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
     """Return the tiling for this kernel, or None where blocks that take tile after tile are faster or needed."""
     if isinstance(problem.rows, torch.SymInt) or problem.rows > MMA_ROWS:  # another call may have more rows
         return None
-    tiling, size = Tiling(rows=8 if problem.rows <= 8 else 16), typical(problem)
-    tiles = size.heads * -(-size.keys // tiling.keys) / machine.num_sms
-    quantities = {"tiles_per_sm": tiles, "keys": size.keys, "masked": bool(spec.operands)}
-    quantities |= {"rows": problem.rows, "width": min(spec.tile_d, spec.tile_dv), "page": spec.layout.page}
+    size, widest = typical(problem), max(spec.tile_d, spec.tile_dv)
+    lines = WIDEST // widest if widest in (WIDEST, WIDEST // 2) else 1  # keys that have the bytes of one of 128 columns
+    keys = -(-size.keys // lines)
+    tiles = size.heads * -(-keys // TILE) / machine.num_sms
+    quantities = {"tiles_per_sm": tiles, "heads_per_sm": size.heads / machine.num_sms, "keys": keys}
+    quantities |= {"masked": bool(spec.operands), "page": spec.layout.page}
     found = verdict("attention.few_keys", machine.target, None, **quantities)
     if found is None:
         return None
-    tiling = replace(tiling, **found)
+    tiling = Tiling(**found, rows=8 if problem.rows <= 8 else 16)
+    tiling = replace(tiling, keys=lines * tiling.keys)
+    copies = tiling.keys // min(spec.layout.page or tiling.keys, tiling.keys)
+    tiling = replace(tiling, bulk=machine.target.has_tma and copies <= MOST_COPIES)
     if isinstance(problem.keys, torch.SymInt):  # another call may have more keys than a cluster
         tiling = replace(tiling, cluster=1)
     return tiling if _computes(spec, tiling, problem, machine) else None
