@@ -457,9 +457,9 @@ def _attention_backwards() -> Iterator[Case]:
                 call = _attention_backward(dtype, (size, size), causal=causal)
                 yield Case(f"attention_backward {name} d{size}" + " causal" * causal, call)
         for size in fused_backward.TILINGS if dtype.itemsize == 2 else ():
-            for ordered in (False, True):
-                call = partial(_fused_backward, dtype, size, ordered)
-                yield Case(f"attention_backward {name} d{size} one kernel" + " in turns" * ordered, call)
+            for form in ("", " in turns", *([" alone"] if size == 128 else [])):
+                call = partial(_fused_backward, dtype, size, form)
+                yield Case(f"attention_backward {name} d{size} one kernel{form}", call)
         yield Case(f"attention_backward {name} d192 d128", _attention_backward(dtype, (192, 128), causal=True))
         yield Case(f"attention_backward {name} d80 ragged", _attention_backward(dtype, (80, 80), (333, 777)))
         yield Case(f"attention_backward {name} d256", _attention_backward(dtype, (256, 256), causal=True))
@@ -502,16 +502,18 @@ def _attention_backward(
     return call
 
 
-def _fused_backward(dtype: torch.dtype, size: int, ordered: bool, make: Make) -> object:
+def _fused_backward(dtype: torch.dtype, size: int, form: str, make: Make) -> object:
     """Call the one kernel of causal attention's gradients where the target has it, with four heads to each of keys.
 
-    In turns each head has keys of its own.
+    In turns each head has keys of its own. A block that is alone has few keys.
     """
-    q, grad, out = (make((2, 32, 2048, size), dtype) for _ in range(3))
-    k, v = (make((2, 32 if ordered else 8, 2048, size), dtype) for _ in range(2))
-    lse = make((2, 32, 2048), torch.float32)
+    ordered, alone = form == " in turns", form == " alone"
+    length = 128 if alone else 2048
+    q, grad, out = (make((2, 32, length, size), dtype) for _ in range(3))
+    k, v = (make((2, 32 if ordered else 8, length, size), dtype) for _ in range(2))
+    lse = make((2, 32, length), torch.float32)
     has_wgmma = common.machine_of(q).target.has_wgmma
-    tiling = replace(fused_backward.TILINGS[size], ordered=ordered) if has_wgmma else None
+    tiling = replace(fused_backward.TILINGS[size], ordered=ordered, alone=alone) if has_wgmma else None
     return backward.attention_backward(grad, q, k, v, out, lse, None, True, tilings=tiling)
 
 

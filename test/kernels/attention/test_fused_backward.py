@@ -38,14 +38,18 @@ def test_random_problems(form, engine, problems, check):
     """Several blocks of queries and keys, of odd lengths, and keys that no query sees."""
     dtype, width, causal, windowed = FORMS[form]
     kv_heads, groups = problems.pick((1, 1), (1, 2), (2, 1))
-    q_len, kv_len = problems.size(200), problems.size(300)
+    alone = problems.pick(False, True)
+    width = 128 if alone else width
+    # A block that is alone takes three steps at least: a barrier between the warps that store stops the third one.
+    q_len, kv_len = problems.size(200) + 128 * alone, problems.size(128 if alone else 300)
     q, grad = (problems.tensor(1, kv_heads * groups, q_len, width, dtype=dtype, layout="dense") for _ in range(2))
     k, v = (problems.tensor(1, kv_heads, kv_len, width, dtype=dtype, layout="dense") for _ in range(2))
     window = problems.random.randint(1, 150) if windowed else 0
-    options = (None, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
+    options = (None, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5, -150))
     out, lse = forward(*(x.float() for x in (q, k, v)), *options)
-    ordered = problems.pick(False, True)
+    ordered = not alone and problems.pick(False, True)
     tiling = replace(TILINGS[width], heavy_first=causal and not ordered, ordered=ordered, side=problems.pick(1, 2))
+    tiling = replace(tiling, alone=alone)
     got = attention_backward(grad, q, k, v, out.to(dtype), lse, *options, tilings=tiling)
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]}"
@@ -99,13 +103,16 @@ def test_a_block_waits_for_its_turn(monkeypatch):
     assert any(one.startswith("race: `sums` is written; written by another block") for one in found), found
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("ordered, alone", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("width", TILINGS)
-def test_the_assembler_has_nothing_to_say(width, ordered):
+def test_the_assembler_has_nothing_to_say(width, ordered, alone):
     """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilled."""
+    if alone and width == 64:
+        pytest.skip("blocks of narrow heads are not alone")
     for facts in ({}, {"causal": True}, {"causal": True, "grouped": True, "windowed": True, "shifted": True}):
         spec = spec_of(torch.bfloat16, width, **facts | ({"grouped": False} if ordered else {}))
-        kernel = fused_gradients.on(HOPPER.target)(replace(TILINGS[width], side=8, ordered=ordered), spec)
+        tiling = replace(TILINGS[width], side=1 if alone else 8, ordered=ordered, alone=alone)
+        kernel = fused_gradients.on(HOPPER.target)(tiling, spec)
         assert not kernel.cubin.warnings
         assert not any(r.spills for r in kernel.resources.values()), spec
 
@@ -125,7 +132,13 @@ def test_which_problems_one_kernel_serves(monkeypatch):
         (spec_of(), most, Machine(Target("cuda", 80), 108)),
     ):  # fmt: skip
         assert fused_tiling(spec, problem, machine) is None
+    single, of_keys = Problem(132, 512, 128), replace(TILINGS[128], alone=True)
+    assert fused_tiling(spec_of(grouped=True), single, HOPPER) == of_keys
+    assert fused_tiling(spec_of(), replace(single, heads=131), HOPPER) is None
+    assert fused_tiling(spec_of(width=64), single, HOPPER) is None
+    assert fused_tiling(spec_of(), replace(single, keys=129), HOPPER) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert fused_tiling(spec_of(grouped=True), single, HOPPER) == of_keys
     assert fused_tiling(spec_of(causal=True), most, HOPPER) == replace(TILINGS[128], side=8, ordered=True)
     assert fused_tiling(spec_of(), replace(most, heads=3, keys=1000), HOPPER).ordered
     for spec, problem in ((spec_of(grouped=True), short), (spec_of(), replace(most, heads=4))):

@@ -4,7 +4,8 @@
 A block has keys and loops over queries. It makes five products a step, where the kernels of `backward.py` make seven:
 scores and their gradients are made once for dq, dk and dv. Blocks add their parts of dq to float32 sums in memory, in
 any order. The last bits of dq differ from run to run. With `ordered` the order is fixed: a block waits for those of
-later keys (`Order`). The first one stores, so that no sums have to be cleared.
+later keys (`Order`). The first one stores, so that no sums have to be cleared. With `alone` one block has all keys and
+stores dq: there are no sums.
 
 Two warpgroups multiply, each for half of the keys. Scores of the next queries are on their way while a step ends. dq
 needs what both have made, and is added up a step later, so that neither waits for the other:
@@ -158,15 +159,17 @@ class Iterations:
                 T.mbarrier_arrive(full[1][stage])
 
     @T.macro
-    def add_up(self, part: Any, sums: Any, order: Order | None, free: Any, index: int) -> None:
-        """Add the parts of dq that consumer `index` makes to memory. Run by warp `index + 1` of the producers.
-
-        The first part has nothing in it: dq is one iteration late.
-        """
+    def skip_first(self, free: Any, index: int) -> None:
+        """Leave out the first part of dq that consumer `index` makes: it has nothing in it, as dq is late."""
         if self.total > 0:
             T.sync_threads(SUMMED + index, WARPGROUP + WARP)
             if T.shuffle_elect(WARP):
                 T.mbarrier_arrive(free)
+
+    @T.macro
+    def add_up(self, part: Any, sums: Any, order: Order | None, free: Any, index: int) -> None:
+        """Add the parts of dq that consumer `index` makes to memory. Run by warp `index + 1` of the producers."""
+        self.skip_first(free, index)
         thread, queries = WARP * (index + 1), self.queries
         for member in T.serial(self.groups) if self.spec.grouped else (0,):
             for step in T.serial(self.first, self.first + self.count):
@@ -186,6 +189,30 @@ class Iterations:
                     T.mbarrier_arrive(free)
                 if order is not None:
                     order.end(here)
+
+    @T.macro
+    def store_all(self, part: Any, dq: Any, scale: Any, free: Any, index: int) -> None:
+        """Store dq, the parts that consumer `index` makes times `scale`. Run by warp `index + 1` of the producers."""
+        self.skip_first(free, index)
+        wide = dq.shape[-1] // HALF  # parts of a row
+        found = T.alloc_local((4,), part.dtype)
+        for iteration in T.serial(self.total):
+            *head, first = self.place(iteration)
+            T.sync_threads(SUMMED + index, WARPGROUP + WARP)
+            # A lane takes elements as `in_part` says for i * 4 + q = lane.
+            for w in T.unroll(HALF // 16, unroll_factor=1):
+                lane = T.get_lane_idx()
+                row, column = first + index // wide * HALF + w * 16 + lane // 4, index % wide * HALF + lane % 4 * 2
+                for j in T.unroll(HALF // 8):
+                    for e in T.vectorized(4):
+                        found[e] = part[j * 16 + w * 4 + lane // 8, lane % 8 * 4 + e]
+                    for side in T.unroll(2):
+                        for e in T.vectorized(2):
+                            to = row + side * 8, column + j * 8 + e
+                            dq[(*head, *to)] = T.cast(found[side * 2 + e] * scale, dq.dtype)
+            T.sync_warp()  # all lanes have read the part
+            if T.shuffle_elect(WARP):
+                T.mbarrier_arrive(free)
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +414,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
     """Build the kernel of all gradients of a block of keys, over all heads that share the keys.
 
     It adds to `sums`, which is dq without its factor, in whole blocks of `PADDING`. Its parts lie as they are (`PART`).
-    With `ordered` the last arguments are `counters`.
+    With `ordered` the last arguments are `counters`. With `alone` dq itself stands for the sums.
     """
     queries, rows, stages = config.block_q, config.block_kv, config.stages
     accum, narrow = compute_dtype(spec.dtype), spec.dtype
@@ -397,6 +424,9 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
     d, dv = spec.tile_d, spec.tile_dv
     q_shape = (batch, kv_heads, groups, q_len)
     count_types = counters(q_shape[:3]) if config.ordered else []
+    sum_type = T.Tensor((*q_shape[:3], padded * (d // PART[1]), PART[1]), accum)
+    if config.alone:
+        sum_type = strided("sums", (*q_shape, d), narrow, multiple=spec.vector)
 
     @T.prim_func
     def fused_gradients(
@@ -405,7 +435,7 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
         v: strided("v", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
         grad: strided("grad", (*q_shape, dv), narrow, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
-        sums: T.Tensor((*q_shape[:3], padded * (d // PART[1]), PART[1]), accum),
+        sums: sum_type,
         dk: strided("dk", (batch, kv_heads, kv_len, d), narrow, multiple=spec.vector),
         dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), narrow, multiple=spec.vector),
         scale: accum,
@@ -436,7 +466,9 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
             keys_full, ds_full, part_free = T.alloc_barrier(1), T.alloc_barrier([BOTH] * 2), T.alloc_barrier([1] * 2)
             full = [T.alloc_barrier([1] * stages) for _ in range(2)]  # queries with their numbers, and gradients
             free = [T.alloc_barrier([WARPS] * stages) for _ in range(2)]
-            first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            # A block that is alone also stores dq of queries that see no key.
+            seen = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            first, end = (0, T.ceildiv(q_len, queries)) if config.alone else seen
             count = T.max(end - first, 0)
             order = None
             if config.ordered:
@@ -454,7 +486,10 @@ def fused_gradients(config: Config, spec: Spec) -> Any:
                     iterations.load((q, statistics, grad), (q_tiles, numbers, grad_tiles), full, free)
                 for index in [0, 1]:
                     if T.get_warp_idx() == WARPS + 1 + index:
-                        iterations.add_up(parts[index], sums, order, part_free[index], index)
+                        if config.alone:
+                            iterations.store_all(parts[index], sums, scale, part_free[index], index)
+                        else:
+                            iterations.add_up(parts[index], sums, order, part_free[index], index)
             for index in [0, 1]:
                 with T.ws(index):
                     T.inc_max_nreg(240)
@@ -491,17 +526,18 @@ def counters(heads: tuple[Any, ...]) -> list[Any]:
 
 
 @library_jit
-def prepare_sums(spec: Spec, ordered: bool = False) -> Any:
+def prepare_sums(spec: Spec, ordered: bool = False, alone: bool = False) -> Any:
     """Build the kernel that clears the sums of dq, or counters, and computes two numbers of each query.
 
     They are those of `query_gradients`: the argument of `probability`, infinite for a query that sees no key, and the
-    sum of grad * out.
+    sum of grad * out. A block that is `alone` has neither sums nor counters.
     """
     accum = compute_dtype(spec.dtype)
     batch, kv_heads, q_len = T.dynamic("batch, kv_heads, q_len")
     padded = dynamic("padded", PADDING)
     groups = T.dynamic("groups") if spec.grouped else 1
     q_shape, parts = (batch, kv_heads, groups, q_len), spec.tile_d // HALF
+    sum_type = T.Tensor((*q_shape[:3], padded, spec.tile_d), accum)
 
     @T.prim_func
     def prepare_sums(
@@ -509,8 +545,7 @@ def prepare_sums(spec: Spec, ordered: bool = False) -> Any:
         out: strided("out", (*q_shape, spec.tile_dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
-        sums: T.Tensor((*q_shape[:3], padded, spec.tile_d), accum),
-        *counts: counters(q_shape[:3]) if ordered else [],
+        *cleared: [] if alone else counters(q_shape[:3]) if ordered else [sum_type],
     ):
         with T.Kernel(padded // ROWS, kv_heads * groups, batch, threads=256) as (bx, by, bz):
             # The first heads come last, as `fused_gradients` begins with them while they are in the second-level cache.
@@ -519,12 +554,12 @@ def prepare_sums(spec: Spec, ordered: bool = False) -> Any:
             infinity = T.infinity(accum)
             if ordered:
                 for n in T.Parallel(parts):
-                    counts[0][(*here, bx * parts + n)] = 0
+                    cleared[0][(*here, bx * parts + n)] = 0
                 for n in T.Parallel(1):
-                    counts[1][n] = 0
-            if not ordered:
+                    cleared[1][n] = 0
+            elif not alone:
                 for i, c in T.Parallel(ROWS, spec.tile_d):
-                    sums[(*here, first + i, c)] = 0.0
+                    cleared[0][(*here, first + i, c)] = 0.0
             product = T.alloc_fragment((ROWS, spec.tile_dv), accum)
             common, row_lse = T.alloc_fragment((ROWS,), accum), T.alloc_fragment((ROWS,), accum)
             for i, c in T.Parallel(ROWS, spec.tile_dv):
@@ -587,20 +622,27 @@ def launch(
     results: tuple[torch.Tensor, ...],
     options: tuple[Any, ...],
 ) -> None:
-    """Launch the three kernels. `tensors` are q, k, v, grad, out and lse, `results` dq, dk and dv.
+    """Launch two kernels where a block is alone, else three. `tensors` are q, k, v, grad, out and lse.
 
-    Heads of queries are split into key heads and heads of a group. `options` are the scale, the offset and the window.
+    `results` are dq, dk and dv. Heads of queries are split into key heads and heads of a group. `options` are the
+    scale, the offset and the window.
     """
     q, k, v, grad, out, lse = tensors
     dq, dk, dv = results
+    given, prepare = (q, k, v, grad, statistics), machine.kernel(prepare_sums)(spec, config.ordered, config.alone)
+    fused = machine.kernel(fused_gradients)(config, spec)
+    if config.alone:
+        prepare(grad, out, lse, statistics)
+        fused(*given, dq, dk, dv, *options)
+        return
     sums = statistics.new_empty(*q.shape[:3], statistics.shape[4], spec.tile_d)
     counts: list[torch.Tensor] = []
     if config.ordered:
         parts = statistics.shape[4] // ROWS * (spec.tile_d // HALF)
         counts = [sums.new_empty(n, dtype=torch.int32) for n in ((*q.shape[:3], parts), (1,))]
-    machine.kernel(prepare_sums)(spec, config.ordered)(grad, out, lse, statistics, sums, *counts)
+    prepare(grad, out, lse, statistics, *(counts or [sums]))
     sums = sums.view(*q.shape[:3], -1, PART[1])
-    machine.kernel(fused_gradients)(config, spec)(q, k, v, grad, statistics, sums, dk, dv, *options, *counts)
+    fused(*given, sums, dk, dv, *options, *counts)
     machine.kernel(finish_sums)(spec, config.ordered)(sums, dq, options[0], *counts)
 
 
@@ -612,19 +654,28 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     """Return the tiling of `fused_gradients`, or None where two kernels serve.
 
     They do for operands and texts of scores, ragged sequences, and lists of blocks. They do for other head sizes,
-    other machines, and few keys. Under `torch.use_deterministic_algorithms` blocks add in one order. Two kernels serve
-    there where waiting would leave multiprocessors idle: for grouped heads, and few heads of many keys.
+    other machines, and few keys. One kernel serves few keys that one block has, where heads fill the GPU.
+
+    Under `torch.use_deterministic_algorithms` blocks add in one order. Two kernels serve there where waiting would
+    leave multiprocessors idle: for grouped heads, and few heads of many keys.
     """
     plain = not (spec.operands or spec.score or spec.keep or spec.lists) and spec.layout.fixed
     whole = spec.exact and spec.tile_d == spec.tile_dv and spec.vector >= 8 and spec.dtype.itemsize == 2
     if not (plain and whole and machine.target.has_wgmma):
         return None
     found, size = TILINGS.get(spec.tile_d), typical(problem)
-    if found is None or not LEAST_KEYS <= size.keys <= LONGEST or size.rows > LONGEST:
+    if found is None or max(size.keys, size.rows) > LONGEST:
+        return None
+    # Whether a block is alone decides what is right, so that no typical number will do. Of narrow heads two warps store
+    # the same columns of dq: a barrier between them, for which the compiler sees a need, would stop both.
+    few = isinstance(problem.keys, int) and problem.keys <= found.block_kv and spec.tile_d > HALF
+    if few and size.heads >= machine.num_sms:
+        return replace(found, alone=True)
+    if size.keys < LEAST_KEYS:
         return None
     blocks, ordered = -(-size.keys // found.block_kv), torch.are_deterministic_algorithms_enabled()
-    few = size.keys > SHORT and blocks * size.heads < LEAST_WAVES_ORDERED * machine.num_sms
-    if ordered and (spec.grouped or few):
+    waits = size.keys > SHORT and blocks * size.heads < LEAST_WAVES_ORDERED * machine.num_sms
+    if ordered and (spec.grouped or waits):
         return None
     # As many heads as fill the machine run side by side, so that the longest blocks of all come together.
     most = max(MOST_HEADS, machine.num_sms // blocks) if spec.causal or ordered else MOST_HEADS

@@ -42,7 +42,7 @@ class Config:
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
     With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
     only in tiles that its own rows cut.
-    With `ordered` blocks of keys add to gradients of queries in one order.
+    With `ordered` blocks of keys add to gradients of queries in one order. With `alone` one block has all keys.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights.
     """
@@ -71,6 +71,7 @@ class Config:
     in_order: bool = False
     queries_ahead: bool = False
     ordered: bool = False
+    alone: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
