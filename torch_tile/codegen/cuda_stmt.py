@@ -111,9 +111,8 @@ class CudaStatements(Statements):
             f"for ({kind} {name} = {first}; {name} < {last}; {advance(kind, name, last, step, leaves)})", loop.span
         )
         if coded:
-            store, *pairs = coded
-            places = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in (store, *pairs))
-            self.line(f"tile::store_codes({places});", store.span)
+            places = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in coded)
+            self.line(f"tile::store_codes({places});", coded[0].span)
         elif paired:
             self.pair(*paired, loop)
         else:
@@ -282,7 +281,7 @@ def coded_store(loop: For) -> tuple[Store, Load, Load] | None:
         return None
     if not all(_is(Binary("-", step(index), index), k) for k, step in enumerate(steps)):
         return None
-    codes = [step(code) for step in steps]
+    codes: list[Load] = [step(code) for step in steps]
     places = [here(x.indices[0]) for x in codes]
     for low, high in (places[:2], places[2:]):
         if not _is(Binary("%", low, const(2, low.dtype)), 0) or not _is(Binary("-", high, low), 1):
@@ -293,8 +292,9 @@ def coded_store(loop: For) -> tuple[Store, Load, Load] | None:
 def _positive_pair(store: Store, second: Expr) -> tuple[Expr, Expr] | None:
     """Return the two numbers whose `positive_half` a pair of float16 numbers is, else None."""
     low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
-    calls = isinstance(low, Call) and isinstance(high, Call) and low.name == high.name == "positive_half"
-    return (low.args[0], high.args[0]) if calls and store.buffer.dtype == dt.float16 else None
+    if not isinstance(low, Call) or not isinstance(high, Call) or store.buffer.dtype != dt.float16:
+        return None
+    return (low.args[0], high.args[0]) if low.name == high.name == "positive_half" else None
 
 
 def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:
