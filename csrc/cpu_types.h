@@ -116,6 +116,7 @@ template <class To> inline To narrow(float x);
 template <> inline f16 narrow<f16>(float x) { return {uint16_t(FormatF16::encode(x))}; }
 template <> inline e4m3 narrow<e4m3>(float x) { return {uint8_t(FormatE4M3::encode(x))}; }
 template <> inline e5m2 narrow<e5m2>(float x) { return {uint8_t(FormatE5M2::encode(x))}; }
+inline float positive_half(float x) { return x < 0 ? 0.0f : widen(narrow<f16>(x)); }
 inline float float8_of_code(float x) {
   if (x != x) return x;
   return widen(e4m3{uint8_t(x > 0 ? FormatF16::encode(x) & 127 : 0)});

@@ -200,12 +200,21 @@ template <class T> TILE_DEVICE uint32_t pair_difference(uint32_t a, uint32_t b) 
   return y;
 }
 
-// Four numbers whose codes are given times 2^-24: as float16, whose least number that is, each is its code. NaN is 0x7fff.
-TILE_DEVICE void store_codes(e4m3* p, float a, float b, float c, float d) {
-  uint32_t low, high;
-  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b), "f"(a));
-  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(d), "f"(c));
-  asm("prmt.b32 %0, %1, %2, 0x6420;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "r"(low), "r"(high));
+// Two numbers rounded to float16, and 0 for what is below 0. NaN is 0x7fff.
+TILE_DEVICE void narrow_positive_pair(f16* p, float a, float b) {
+  asm volatile("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "f"(b), "f"(a));
+}
+TILE_DEVICE float positive_half(float x) {
+  uint32_t half;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(half) : "f"(0.0f), "f"(x));
+  return widen(f16{uint16_t(half)});
+}
+// Four numbers whose codes are pairs of float16 times 2^-24: each is its code, as 2^-24 is float16's least number.
+// Volatile: conversions stay in front of a wait for products, and bytes are gathered behind it.
+TILE_DEVICE void store_codes(e4m3* p, const f16* low, const f16* high) {
+  asm volatile("prmt.b32 %0, %1, %2, 0x6420;"
+               : "=r"(*reinterpret_cast<uint32_t*>(p))
+               : "r"(*reinterpret_cast<const uint32_t*>(low)), "r"(*reinterpret_cast<const uint32_t*>(high)));
 }
 TILE_DEVICE float float8_of_code(float x) {
   uint32_t code;

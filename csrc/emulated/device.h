@@ -50,9 +50,10 @@ TILE_PAIR(pair_product, *)
 TILE_PAIR(pair_sum, +)
 TILE_PAIR(pair_difference, -)
 #undef TILE_PAIR
-inline void store_codes(e4m3* p, float a, float b, float c, float d) {
-  const float codes[4] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i) p[i] = narrow<e4m3>(float8_of_code(codes[i]));
+inline void narrow_positive_pair(f16* p, float a, float b) { narrow_pair(p, positive_half(a), positive_half(b)); }
+inline void store_codes(e4m3* p, const f16* low, const f16* high) {
+  const f16* codes[4] = {low, low + 1, high, high + 1};
+  for (int i = 0; i < 4; ++i) p[i] = narrow<e4m3>(float8_of_code(widen(*codes[i])));
 }
 inline void widen_pair(f16* p, const e4m3* from, int i, int j) { narrow_pair(p, widen(from[i]), widen(from[j])); }
 inline float float_from_bits(uint32_t bits, uint32_t mask, uint32_t flip) { return bits_float((bits & mask) ^ flip); }

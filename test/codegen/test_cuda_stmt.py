@@ -212,27 +212,35 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* y) {
 
 
 def test_float8_numbers_are_stored_by_four_codes():
-    x, y, e, r = (
+    x, y, e, r, h = (
         tensor("x", (128, 8), "float32"), tensor("y", (128, 8), "float8_e4m3fn"),
         tensor("e", (8,), "float8_e4m3fn", "local"), tensor("r", (8,), "float32", "local"),
+        tensor("h", (8,), "float16", "local"),
     )  # fmt: skip
 
     def code(i):
-        return cast(call("float8_of_code", load(r, i)), "float8_e4m3fn")
+        return cast(call("float8_of_code", cast(load(h, i), "float32")), "float8_e4m3fn")
+
+    def half(value):
+        return cast(call("positive_half", value), "float16")
 
     source = program([x, y], kernel(
-        Alloc(r), Alloc(e),
+        Alloc(r), Alloc(h), Alloc(e),
         memory.vector_copy(at(r, 0), at(x, t, 0), 16), memory.vector_copy(at(r, 4), at(x, t, 4), 16),
+        loop(8, lambda i: put(h, i, half(load(r, i)))),
         loop(8, lambda i: put(e, i, code(i // 2 % 2 * 4 + i % 2))),
-        loop(2, lambda j: loop(4, lambda i: put(e, j * 4 + i, code(7 - i)))),
+        loop(2, lambda j: loop(4, lambda i: put(e, j * 4 + i, code(6 - j * 2 + i % 2)))),
+        loop(4, lambda i: put(e, i, code(7 - i))),  # no pairs
+        loop(4, lambda i: put(e, i, code(i + 1))),  # pairs at odd places
         loop(6, lambda i: put(e, i, code(i))),  # not by four
         loop(4, lambda i: put(e, i + 2, code(i))),  # not a whole word
         loop(4, lambda i: put(e, i * 2, code(i))),  # no neighbours
         memory.vector_copy(at(y, t, 0), at(e, 0), 8),
     ))  # fmt: skip
     lines = [line.strip() for line in body(source).splitlines() if "float8_of_code" in line or "store_codes" in line]
-    assert [line.startswith("tile::store_codes(&e[") for line in lines] == [True, True, False, False, False]
-    assert lines[1].split(", ", 1)[1] == "r[7 - i_1], r[7 - (i_1 + 1)], r[7 - (i_1 + 2)], r[7 - (i_1 + 3)]);"
+    assert [line.startswith("tile::store_codes(&e[") for line in lines] == [True, True, *[False] * 5]
+    assert lines[1].split(", ", 1)[1].count("&h[") == 2
+    assert body(source).count("tile::narrow_positive_pair(&h[i], r[i], r[i + 1]);") == 1
     compiles(source)
 
 

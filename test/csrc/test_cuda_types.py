@@ -125,9 +125,12 @@ def test_codes_of_e4m3_compile():
 #include "cuda_types.h"
 extern "C" __global__ void codes(const float* in, tile::e4m3* out, float* one) {
   alignas(16) tile::e4m3 four[4];
-  tile::store_codes(four, in[0], in[1], in[2], in[3]);
+  alignas(16) tile::f16 halves[4];
+  tile::narrow_positive_pair(halves, in[0], in[1]);
+  tile::narrow_positive_pair(halves + 2, in[2], in[3]);
+  tile::store_codes(four, halves, halves + 2);
   for (int i = 0; i < 4; ++i) out[i] = four[i];
-  one[0] = tile::float8_of_code(in[4]);
+  one[0] = tile::float8_of_code(in[4]) + tile::positive_half(in[5]);
 }
 """)
 

@@ -32,7 +32,9 @@ def arity(name):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_every_function_of_one_to_three_operands(dtype):
     """The language's functions in the interpreter and on the CPU against torch in float64."""
-    names = [n for n in FUNCTIONS if not n.startswith("is") and n != "float8_of_code"]  # which takes codes only
+    names = [
+        n for n in FUNCTIONS if not n.startswith("is") and n not in ("float8_of_code", "positive_half")
+    ]  # tested below
 
     @T.prim_func
     def kernel(x: T.Tensor((40,), dtype), y: T.Tensor((40,), dtype), out: T.Tensor((len(names), 40), dtype)):
@@ -94,6 +96,24 @@ def test_nibble_in_place():
         out = torch.empty(16, 4, 2, dtype=torch.float16)
         run(x, out)
         assert torch.equal(out.view(torch.int16).long(), bits)
+
+
+def test_positive_half():
+    """Numbers of all sizes, ties, numbers below 0, infinities and NaN; on the CPU and in the interpreter."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((512,), "float32"), out: T.Tensor((512,), "float16")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(512):
+                out[i] = T.cast(T.positive_half(x[i]), "float16")
+
+    few = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 2.0**-25, 2.0**-26, 3 * 2.0**-25, 65519.0, 65520.0])
+    x = torch.cat([few, torch.randn(512 - len(few)) * 2.0 ** torch.randint(-26, 17, (512 - len(few),))])
+    want = torch.where(x < 0, 0.0, x).half()
+    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
+        out = torch.empty(512, dtype=torch.float16)
+        run(x, out)
+        torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_float8_of_code():

@@ -116,9 +116,8 @@ class CudaStatements(Statements):
             f"for ({kind} {name} = {first}; {name} < {last}; {advance(kind, name, last, step, leaves)})", loop.span
         )
         if coded:
-            store, codes = coded
-            values = ", ".join(self.text.value(code) for code in codes)
-            self.line(f"tile::store_codes(&{self.text.element(store.buffer, store.indices)}, {values});", store.span)
+            places = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in coded)
+            self.line(f"tile::store_codes({places});", coded[0].span)
         elif paired:
             self.pair(*paired, loop)
         else:
@@ -138,6 +137,10 @@ class CudaStatements(Statements):
         fields = field_pair(store.value, second, store.buffer.dtype, order, self.text)
         if fields is not None:
             self.line(f"tile::store_pair(&{where}, {fields});", store.span)
+            return
+        if (found := _positive_pair(store, second)) is not None:
+            values = ", ".join(self.text.value(x) for x in found)
+            self.line(f"tile::narrow_positive_pair(&{where}, {values});", store.span)
             return
         if (found := _float8_pair(store, second)) is not None:
             places = ", ".join(self.text.index(x.indices[0]) for x in found)
@@ -258,10 +261,11 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     return store, step(value)
 
 
-def coded_store(loop: For) -> tuple[Store, list[Expr]] | None:
-    """Match a loop that fills neighbours of a local float8 array by their codes: return its store, and four codes.
+def coded_store(loop: For) -> tuple[Store, Load, Load] | None:
+    """Match a loop that fills neighbours of a local float8 array by codes from pairs of a local float16 array.
 
-    Two conversions and one permutation of bytes make four such values. The first of four has a place divisible by four.
+    Return its store, and the first codes of two pairs. One permutation of bytes makes four such values. The first of
+    four has a place divisible by four.
     """
     store = loop.body.stmts[0] if len(loop.body.stmts) == 1 else None
     if not isinstance(store, Store) or store.buffer.dtype != dt.float8_e4m3fn or store.buffer.scope != "local":
@@ -272,16 +276,30 @@ def coded_store(loop: For) -> tuple[Store, list[Expr]] | None:
         return None
     if not all(isinstance(x, Const) and x.value % 4 == 0 for x in (start, stop)):
         return None
+    code = value.args[0].a if isinstance(value.args[0], Cast) else value.args[0]
+    if not isinstance(code, Load) or code.buffer.dtype != dt.float16 or code.buffer.scope != "local":
+        return None
     steps = [Substitute({var: Binary("+", var, const(k, var.type)) if k else var}) for k in range(4)]
-    index = store.indices[0]
-    four = Substitute({var: Binary("*", Var("four", var.type, "loop"), const(4, var.type))})
-    if not _is(four(Binary("%", index, const(4, index.dtype))), 0):
+    index, four = store.indices[0], Var("four", var.type, "loop")
+    here = Substitute({var: Binary("*", four, const(4, var.type))})
+    if not _is(here(Binary("%", index, const(4, index.dtype))), 0):
         return None
     if not all(_is(Binary("-", step(index), index), k) for k, step in enumerate(steps)):
         return None
-    if any(load.buffer is store.buffer for load in find(value, Load)):
+    codes: list[Load] = [step(code) for step in steps]
+    places = [here(x.indices[0]) for x in codes]
+    for low, high in (places[:2], places[2:]):
+        if not _is(Binary("%", low, const(2, low.dtype)), 0) or not _is(Binary("-", high, low), 1):
+            return None
+    return store, codes[0], codes[2]
+
+
+def _positive_pair(store: Store, second: Expr) -> tuple[Expr, Expr] | None:
+    """Return the two numbers whose `positive_half` a pair of float16 numbers is, else None."""
+    low, high = (x.a if isinstance(x, Cast) else x for x in (store.value, second))
+    if not isinstance(low, Call) or not isinstance(high, Call) or store.buffer.dtype != dt.float16:
         return None
-    return store, [step(value.args[0]) for step in steps]
+    return (low.args[0], high.args[0]) if low.name == high.name == "positive_half" else None
 
 
 def _float8_pair(store: Store, second: Expr) -> tuple[Load, Load] | None:

@@ -51,6 +51,11 @@ def _float8_of_code(x: Any) -> Any:
     return torch.where(torch.isnan(x), x, found)
 
 
+def _positive_half(x: Any) -> Any:
+    """Return `x` rounded to float16, and 0 for what is below 0."""
+    return x.half().clamp_min(0.0).float()
+
+
 def _table_nibble(word: Any, byte: Any, upper: Any, *values: Any) -> Any:
     """Look up the value of a 4-bit field of a word in a table."""
     import torch
@@ -128,8 +133,15 @@ declare(
         _nibble_in_place, cuda="nibble_in_place", header="fields.h",
     )
 )  # fmt: skip
+# A number rounded to float16, as float32. It is 0 for x below 0, and NaN for NaN.
+declare(
+    Intrinsic(
+        "positive_half", 1, lambda args: (dt.float32, dt.float32), "positive_half",
+        _positive_half, cuda="positive_half", header="cuda_types.h",
+    )
+)  # fmt: skip
 # The float8_e4m3fn whose code is x * 2^24, rounded to an integer, as float32. It is 0 for x below 0, and NaN for NaN.
-# x is at most 126 * 2^-24. float16 counts from 0 on in steps of 2^-24, so a GPU makes codes by conversions to it.
+# x is at most 126 * 2^-24. float16 counts from 0 on in steps of 2^-24, so `positive_half` makes codes.
 declare(
     Intrinsic(
         "float8_of_code", 1, lambda args: (dt.float32, dt.float32), "float8_of_code",

@@ -726,6 +726,9 @@ def nibble(x: Any, y: Any, z: Any) -> Any:
 def nibble_in_place(x: Any, y: Any, z: Any) -> Any:
     """`nibble_in_place(x, y, z)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
+def positive_half(x: Any) -> Any:
+    """`positive_half(x)` of numbers or expressions: of an element in each iteration of T.Parallel."""
+
 def pow(x: Any, y: Any) -> Any:
     """`pow(x, y)` of numbers or expressions: of an element in each iteration of T.Parallel."""
 
@@ -1175,6 +1178,7 @@ __all__ = [
     "pdl_trigger",
     "pipelined",
     "popcount",
+    "positive_half",
     "power",
     "prim_func",
     "print",

@@ -155,6 +155,8 @@ def encode_weights(
 ) -> None:
     """Round weights `2 ** (GAIN + scale_log2 * score - base)` to float8 `probs`, in the order of `key_at`.
 
+    Only bytes of codes are gathered behind the product that reads `probs` of the block before.
+
     `row_max`, `base` and `rescale` `[rows]` are those of `exponentiate`, with one difference. `base` follows the
     largest score of this block, down to `REACH` below that of the row. So small weights of other blocks keep their
     digits. A score's exponent is at most 0.5 off where it is large, all weights of a row alike. With `all_exact` no
@@ -162,6 +164,7 @@ def encode_weights(
     """
     rows, keys = scores.shape
     step_max, slope, shift, taken = (T.alloc_fragment((rows,), "float32") for _ in range(4))
+    codes = T.alloc_fragment((rows, keys), "float16")  # times UNIT_OF_CODES
     T.reduce_max(scores, step_max, dim=1, nan_propagate=True)
     for i in T.Parallel(rows):
         row_max[i] = T.max(row_max[i], step_max[i])
@@ -177,11 +180,12 @@ def encode_weights(
     if T.logical_not(all_exact):
         for i, j in T.Parallel(rows, keys):
             scores[i, j] = scores[i, j] - taken[i]
+    for i, j in T.Parallel(rows, keys):
+        codes[i, j] = T.cast(T.positive_half(T.fma(scores[i, j], slope[i], shift[i])), "float16")
     # Of 16 columns thread t holds 2t, 2t + 1, 2t + 8, 2t + 9 of a result. Of an operand it holds 4t to 4t + 3.
     for i, run, t, byte in T.Parallel(rows, keys // RUN, 4, 4):
         probs[i, run * RUN + t * 4 + byte] = T.cast(
-            T.float8_of_code(T.fma(scores[i, run * RUN + byte // 2 * 8 + t * 2 + byte % 2], slope[i], shift[i])),
-            probs.dtype,
+            T.float8_of_code(codes[i, run * RUN + byte // 2 * 8 + t * 2 + byte % 2]), probs.dtype
         )
 
 

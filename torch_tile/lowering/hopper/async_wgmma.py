@@ -323,6 +323,8 @@ class _Async(Rewriter):
             return Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
 
         following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
+        behind = IdSet(buffer for one in bound for buffer in touched_by(one))
+        used = [s for s in parts.first if isinstance(s, Gemm) and s.C.buffer in behind]
         body = [
             *take,
             *_clone_all(following, _started(parts.first)),
@@ -333,7 +335,7 @@ class _Async(Rewriter):
             *_clone_all(following, parts.release),
             *_clone_all(following, free),
             wgmma_wait(0, behind=all(s.A.buffer.dtype.bits == 8 for s in parts.second if isinstance(s, Gemm))),
-            *_results((*parts.first, *parts.second)),
+            *_results((*used, *parts.second)),
             *_clone_all(same, parts.last),
             *_clone_all(following, bound),
         ]
