@@ -402,12 +402,13 @@ def takes_off(spec: Spec) -> bool:
 ROWS, THREADS = 128, 256  # of a tile, and of a block
 LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
 AHEAD = 256  # columns of a slice in a step, of all matrices together
-BLOCKS = (2, THREADS), (3, THREADS), (1, 2 * THREADS)  # of a multiprocessor: their number, and threads
+BLOCKS = (1, 2 * THREADS), (3, THREADS), (2, THREADS)  # of a multiprocessor: their number, and threads
 SLICES_OF = {2: (4, 8), 4: (2, 4, 8), 8: (2,)}  # of K, by rows of a
 MOST_AHEAD = 16  # columns of a product for which registers have room beside two groups ahead
 LEAST_BUSY = {2: 0.7, 4: 0.7, 8: 0.84}  # share of multiprocessors' time in which tiles keep them busy, by rows of a
 SMALL = 1 << 25  # weights: fewer are multiplied by codes in any case
 LARGE, LEAST_BUSY_LARGE = 1 << 27, 0.95  # weights whose memory bounds the time, and that share for more
+LEAST_FULL = 0.9  # share of multiprocessors with a tile, from which on one block takes all warps
 LONG_ROW = 8192  # columns from which on several blocks of a multiprocessor put the row into order for too long
 
 
@@ -438,17 +439,17 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     """Choose the tiling of a product that `fits`. None if no block can hold the rows. Also if tiles of several rows or
     of codes would leave multiprocessors idle.
 
-    Blocks share a multiprocessor by twos or threes, whichever leaves fewer rows to the fullest one. Several products
-    take three, if each has rows. If the row is long, one block of twice the threads takes the place of two. A table is
-    filled by one block, or by three if these leave fewer rows.
+    A multiprocessor has one block of all warps, or three. The choice leaves fewer rows to the fullest multiprocessor.
+    Two blocks take the place of one if it would leave multiprocessors idle, unless the row is long.
     """
     if problem.m > 1:
         return _config_of_rows(problem, spec, machine)
     group, n, long, coded = spec.storage.group, typical(problem).n, problem.k >= LONG_ROW, spec.storage.coded
     ahead = max(1, AHEAD // group // problem.products)
-    shapes: tuple[tuple[int, int], ...] = BLOCKS[::-1] if long else BLOCKS
-    if coded:
-        shapes, ahead = BLOCKS[:0:-1], max(1, ahead // problem.products)
+    if coded and spec.norm:
+        ahead = max(1, ahead // problem.products)  # else ptxas spills
+    full = n * SLICES >= LEAST_FULL * 2 * ROWS * machine.num_sms
+    shapes: tuple[tuple[int, int], ...] = BLOCKS[:2] if coded else BLOCKS if long or full else BLOCKS[::-1]
     configs = [
         Config(
             1, threads // 2, group, threads, max(1, ahead // 2) if coded and count == 3 else ahead, SLICES,
@@ -456,8 +457,6 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
         )
         for count, threads in shapes
     ]  # fmt: skip
-    if problem.products > 1 and ahead == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
-        configs = [config for config in configs if config.resident == 3]
     groups = problem.k // group
     fitting = [config for config in configs if blocks_fit(config, spec, groups, machine)]
     if not coded:
