@@ -408,7 +408,6 @@ MOST_AHEAD = 16  # columns of a product for which registers have room beside two
 LEAST_BUSY = {2: 0.7, 4: 0.7, 8: 0.84}  # share of multiprocessors' time in which tiles keep them busy, by rows of a
 SMALL = 1 << 25  # weights: fewer are multiplied by codes in any case
 LARGE, LEAST_BUSY_LARGE = 1 << 27, 0.95  # weights whose memory bounds the time, and that share for more
-LEAST_FULL = 0.9  # share of multiprocessors with a tile, from which on one block takes all warps
 LONG_ROW = 8192  # columns from which on several blocks of a multiprocessor put the row into order for too long
 
 
@@ -439,8 +438,7 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     """Choose the tiling of a product that `fits`. None if no block can hold the rows. Also if tiles of several rows or
     of codes would leave multiprocessors idle.
 
-    A multiprocessor has one block of all warps, or three. The choice leaves fewer rows to the fullest multiprocessor.
-    Two blocks take the place of one if it would leave multiprocessors idle, unless the row is long.
+    A multiprocessor has one block of all warps, or two or three. The choice leaves few rows to the fullest one.
     """
     if problem.m > 1:
         return _config_of_rows(problem, spec, machine)
@@ -448,8 +446,7 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     ahead = max(1, AHEAD // group // problem.products)
     if coded and spec.norm:
         ahead = max(1, ahead // problem.products)  # else ptxas spills
-    full = n * SLICES >= LEAST_FULL * 2 * ROWS * machine.num_sms
-    shapes: tuple[tuple[int, int], ...] = BLOCKS[:2] if coded else BLOCKS if long or full else BLOCKS[::-1]
+    shapes: tuple[tuple[int, int], ...] = BLOCKS[:2] if coded else BLOCKS
     configs = [
         Config(
             1, threads // 2, group, threads, max(1, ahead // 2) if coded and count == 3 else ahead, SLICES,
@@ -460,7 +457,12 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     groups = problem.k // group
     fitting = [config for config in configs if blocks_fit(config, spec, groups, machine)]
     if not coded:
-        return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+        alone = problem.products == 1 and not long
+
+        def rows(config: Config) -> tuple[int, int]:
+            return _rows_of_tiles(config, n, machine.num_sms) if alone else 0, _rows_of_fullest(config, n)
+
+        return min(fitting, key=rows, default=None)
     least = 0.5 if long else 0.75 if n * problem.k * problem.products > SMALL else 0.0
     busy = {config: _busy(config, n, groups, machine) for config in fitting}
     return max((config for config in fitting if busy[config] >= least), key=lambda config: busy[config], default=None)
@@ -499,6 +501,12 @@ def _config_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | 
         and blocks_fit(config, spec, problem.k // group, machine)
     ]  # fmt: skip
     return min(fitting, key=lambda c: _rows_of_fullest(c, n) * (SLICES + columns_of(c)), default=None)
+
+
+def _rows_of_tiles(config: Config, n: int, multiprocessors: int) -> int:
+    """Return how many rows of weights the fullest multiprocessor has if tiles go to one after the other."""
+    rows = config.block_n // config.splits
+    return -(-n // (rows * multiprocessors)) * rows
 
 
 def _rows_of_fullest(config: Config, n: int) -> int:
