@@ -142,10 +142,11 @@ def test_tilings_by_shape(problems):
         config = config_for(replace(problem, n=n), spec, HOPPER)
         return config and (config.splits if m > 1 else (config.resident, config.threads))
 
-    assert tiling(4096, 4096) == tiling(28672, 4096) == (2, 256)
-    assert tiling(6144, 4096) == tiling(14336, 4096, 2) == (3, 256)
+    assert tiling(4096, 4096) == tiling(28672, 4096) == tiling(14336, 4096, 2) == (1, 512)
+    assert tiling(6144, 4096) == (3, 256)
     assert tiling(4096, 14336) == tiling(16384, 16384) == (1, 512)
-    assert tiling(2048, 4096, 2) == (2, 256)
+    assert tiling(11008, 4096, 2) == tiling(2560, 2560) == (1, 512) and tiling(5120, 5120) == (3, 256)
+    assert tiling(2048, 4096) == tiling(13824, 5120) == (2, 256)
     assert tiling(4096, 4096, scheme="nf4") == tiling(28672, 4096, scheme="nf4") == (1, 512)
     assert tiling(6144, 4096, scheme="nf4") == (3, 256)
     for scheme in ("nf4", "uint4"):

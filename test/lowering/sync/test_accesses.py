@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which accesses meet: computed for all threads where indices are known, argued symbolically elsewhere."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -100,6 +101,33 @@ def test_rows_of_a_loop_of_unknown_length_are_any_rows():
     assert meet(mine, access("r", 0, j, 0, loops=(loop,)))
     unless = access("r", j, TX, 0, loops=(loop,), conditions=(j < TX,))
     assert not meet(mine, unless) and meet(access("w", K, TX + 1, 0), unless)
+
+
+def test_random_multiples_of_unknown_numbers(seed):
+    """Tiles of unknown number meet where what is left of their indices, divided by their common period, agrees."""
+    rng = random.Random(seed)
+    answers = set()
+    for _ in range(60):
+        threads, last = rng.choice([4, 32, 64]), rng.random() < 0.5
+        sides = []
+        for number in (Var("n", role="block"), Var("m", role="block")):
+            period, step, start = rng.choice([6, 8, 16, 24, 64]), rng.choice([1, 1, 2, 4]), rng.choice([0, 0, 1, 4])
+            within = rng.choice([4, 16, 64])
+            own = lambda t, step=step, start=start, within=within: t % within * step + start  # noqa: E731
+            count = rng.choice([1, 2, 4]) if last else 1
+            indices = (0, 0, number * period + own(TX)) if last else (0, number * period + own(TX), 0)
+            sides.append((access("w", *indices, count=count), period, own, count))
+        (a, p, mine, runs), (b, q, theirs, others) = sides
+        places = [
+            {(t, (own(t) + e) % math.gcd(p, q)) for t in range(threads) for e in range(count)}
+            for own, count in ((mine, runs), (theirs, others))
+        ]
+        want = any(t != u and x == y for t, x in places[0] for u, y in places[1])
+        assert meet(a, b, threads) == want, (a.indices, b.indices, runs, others, threads)
+        if not want:  # each warp has accesses of its own only
+            assert not meet(a.with_(in_warp=True), b, threads)
+        answers.add(want)
+    assert answers == {True, False}
 
 
 def test_random_patterns_against_sets(seed):

@@ -402,7 +402,7 @@ def takes_off(spec: Spec) -> bool:
 ROWS, THREADS = 128, 256  # of a tile, and of a block
 LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
 AHEAD = 256  # columns of a slice in a step, of all matrices together
-BLOCKS = (2, THREADS), (3, THREADS), (1, 2 * THREADS)  # of a multiprocessor: their number, and threads
+BLOCKS = (1, 2 * THREADS), (3, THREADS), (2, THREADS)  # of a multiprocessor: their number, and threads
 SLICES_OF = {2: (4, 8), 4: (2, 4, 8), 8: (2,)}  # of K, by rows of a
 MOST_AHEAD = 16  # columns of a product for which registers have room beside two groups ahead
 LEAST_BUSY = {2: 0.7, 4: 0.7, 8: 0.84}  # share of multiprocessors' time in which tiles keep them busy, by rows of a
@@ -438,17 +438,15 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     """Choose the tiling of a product that `fits`. None if no block can hold the rows. Also if tiles of several rows or
     of codes would leave multiprocessors idle.
 
-    Blocks share a multiprocessor by twos or threes, whichever leaves fewer rows to the fullest one. Several products
-    take three, if each has rows. If the row is long, one block of twice the threads takes the place of two. A table is
-    filled by one block, or by three if these leave fewer rows.
+    A multiprocessor has one block of all warps, or two or three. The choice leaves few rows to the fullest one.
     """
     if problem.m > 1:
         return _config_of_rows(problem, spec, machine)
     group, n, long, coded = spec.storage.group, typical(problem).n, problem.k >= LONG_ROW, spec.storage.coded
     ahead = max(1, AHEAD // group // problem.products)
-    shapes: tuple[tuple[int, int], ...] = BLOCKS[::-1] if long else BLOCKS
-    if coded:
-        shapes, ahead = BLOCKS[:0:-1], max(1, ahead // problem.products)
+    if coded and spec.norm:
+        ahead = max(1, ahead // problem.products)  # else ptxas spills
+    shapes: tuple[tuple[int, int], ...] = BLOCKS[:2] if coded else BLOCKS
     configs = [
         Config(
             1, threads // 2, group, threads, max(1, ahead // 2) if coded and count == 3 else ahead, SLICES,
@@ -456,12 +454,15 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
         )
         for count, threads in shapes
     ]  # fmt: skip
-    if problem.products > 1 and ahead == 1 and not long and n * SLICES > 2 * machine.num_sms * ROWS:
-        configs = [config for config in configs if config.resident == 3]
     groups = problem.k // group
     fitting = [config for config in configs if blocks_fit(config, spec, groups, machine)]
     if not coded:
-        return min(fitting, key=lambda config: _rows_of_fullest(config, n), default=None)
+        alone = problem.products == 1 and not long
+
+        def rows(config: Config) -> tuple[int, int]:
+            return _rows_of_tiles(config, n, machine.num_sms) if alone else 0, _rows_of_fullest(config, n)
+
+        return min(fitting, key=rows, default=None)
     least = 0.5 if long else 0.75 if n * problem.k * problem.products > SMALL else 0.0
     busy = {config: _busy(config, n, groups, machine) for config in fitting}
     return max((config for config in fitting if busy[config] >= least), key=lambda config: busy[config], default=None)
@@ -500,6 +501,12 @@ def _config_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | 
         and blocks_fit(config, spec, problem.k // group, machine)
     ]  # fmt: skip
     return min(fitting, key=lambda c: _rows_of_fullest(c, n) * (SLICES + columns_of(c)), default=None)
+
+
+def _rows_of_tiles(config: Config, n: int, multiprocessors: int) -> int:
+    """Return how many rows of weights the fullest multiprocessor has if tiles go to one after the other."""
+    rows = config.block_n // config.splits
+    return -(-n // (rows * multiprocessors)) * rows
 
 
 def _rows_of_fullest(config: Config, n: int) -> int:

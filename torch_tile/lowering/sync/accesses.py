@@ -215,23 +215,18 @@ class Hazards:
             fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices[:decisive]] for side in (a, b)]
             pairs = zip(*fixed, strict=True)
             return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
-        shifts: list[int | None] = []
+        shifts: list[_Shift | None] = []
         for p, q in zip(x.sides, y.sides, strict=True):
-            if not (p.sure and q.sure):
-                shifts.append(None)
-                continue
-            difference = self.simplify(p.rest - q.rest)
+            sure = p.sure and q.sure
+            difference = self.simplify(p.rest - q.rest) if sure else None
             if isinstance(difference, Const):
-                shifts.append(int(difference.value))
-            elif p.alone and q.alone and self._differ(p.rest, q.rest):
+                shifts.append(_Shift(int(difference.value)))
+            elif sure and p.alone and q.alone and self._differ(p.rest, q.rest):
                 return False
-            else:
-                shifts.append(None)
+            else:  # both rests are multiples of the period: what is left when indices are divided by it has to agree
+                period = math.gcd(divisor_of(p.rest), divisor_of(q.rest))
+                shifts.append(_Shift(0, period) if period > 1 else None)
         if a.in_warp or a.met:  # what a warp accesses together is in order as well
-            for dim, shift in enumerate(shifts[:-1]):
-                if shift is None:
-                    period = math.gcd(*(divisor_of(table.sides[dim].rest) for table in (x, y)))
-                    x, y, shifts[dim] = x.modulo(dim, period), y.modulo(dim, period), 0
             return x.of_warps.conflicts(y.of_warps, shifts, False)
         return x.conflicts(y, shifts, a.collective or b.collective)
 
@@ -308,6 +303,14 @@ class _Side:
 
 
 @dataclass(frozen=True)
+class _Shift:
+    """How to compare indices of two accesses: the first's are moved `by` a number, then modulo a `period` (0: none)."""
+
+    by: int
+    period: int = 0
+
+
+@dataclass(frozen=True)
 class _AccessPlaces:
     """The elements that an access touches: for each, its index in every dimension and its thread."""
 
@@ -320,19 +323,13 @@ class _AccessPlaces:
         """Return the same places, with the warp at each."""
         return replace(self, thread=self.thread // WARP)
 
-    def modulo(self, dim: int, period: int) -> _AccessPlaces:
-        """Return the same places, with what an index leaves when divided by `period`."""
-        side = self.sides[dim]
-        known = replace(side, values=side.values % period if period else side.values)
-        return replace(self, sides=(*self.sides[:dim], known, *self.sides[dim + 1 :]))
-
-    def conflicts(self, other: _AccessPlaces, shifts: Sequence[int | None], collective: bool) -> bool:
+    def conflicts(self, other: _AccessPlaces, shifts: Sequence[_Shift | None], collective: bool) -> bool:
         """Return whether different threads (any threads, if `collective`) touch an element of both accesses."""
         import numpy as np
 
         unit = self._unit(other, shifts)
         mine = self._keys(shifts, unit)
-        theirs = other._keys([0 if s is not None else None for s in shifts], unit)
+        theirs = other._keys([s and replace(s, by=0) for s in shifts], unit)
         low = [min(int(a.min()), int(b.min())) for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
         size = [max(int(a.max()), int(b.max())) + 1 for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
         if not self.thread.size or not other.thread.size:
@@ -354,14 +351,14 @@ class _AccessPlaces:
             return bool(both.any())
         return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
-    def _unit(self, other: _AccessPlaces, shifts: Sequence[int | None]) -> int:
+    def _unit(self, other: _AccessPlaces, shifts: Sequence[_Shift | None]) -> int:
         """Return how many elements of the last dimension count as one: runs of both begin and end at multiples."""
         if not shifts or shifts[-1] is None:
             return 1
         mine, theirs = self.sides[-1], other.sides[-1]
-        return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1])
+        return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1].by, shifts[-1].period)
 
-    def _keys(self, shifts: Sequence[int | None], unit: int) -> list[Any]:
+    def _keys(self, shifts: Sequence[_Shift | None], unit: int) -> list[Any]:
         """Return the indices of the known dimensions, with an entry for each unit of a run."""
         import numpy as np
 
@@ -370,12 +367,12 @@ class _AccessPlaces:
         for dim, (side, shift) in enumerate(zip(self.sides, shifts, strict=True)):
             if shift is None:
                 continue
-            values = side.values + shift
+            values, period = side.values + shift.by, shift.period
             if dim == len(shifts) - 1:
-                values = (values[:, None] // unit + np.arange(run)).reshape(-1)
+                values, period = (values[:, None] // unit + np.arange(run)).reshape(-1), period // unit
             else:
                 values = np.repeat(values, run)
-            found.append(values)
+            found.append(values % period if period else values)
         return found
 
 
