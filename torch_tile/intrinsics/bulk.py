@@ -17,7 +17,7 @@ from torch_tile.intrinsics.base import Access, Intrinsic, declare, effect, intri
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import TensorMap
-from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.expr import Address, Call, Const, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
 
 # Evict hints of L2, as options of `tma_load`.
@@ -121,13 +121,14 @@ def bulk_commit() -> Do:
     return effect("bulk_commit")
 
 
-def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) -> Do:
+def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = (), box: tuple[int, int] = (0, 0)) -> Do:
     """Wait until at most `pending` of this thread's newest groups are in flight.
 
     With `read`, a group is done when it has read its source, else when its results are there. `tiles` are addresses in
-    the buffers that the completed groups read, if other threads may wait for it.
+    the buffers that the completed groups read, if other threads may wait for it. With `box`, rows and columns, the
+    groups read a box at each of them, else anything of the buffers.
     """
-    return effect("bulk_wait", *tiles, options=(pending, read))
+    return effect("bulk_wait", *tiles, *map(_int, box if all(box) else ()), options=(pending, read))
 
 
 def prefetch_map(source: TensorMap) -> Do:
@@ -209,8 +210,16 @@ def reaches_others(call: Call) -> bool:
 
 def box_elements(call: Call) -> int:
     """Count the elements of the box that a bulk copy moves."""
-    (found,) = (a for a in call.args if isinstance(a, TensorMap))
-    return math.prod(found.box)
+    return math.prod(rows_and_columns(call))
+
+
+def rows_and_columns(call: Call) -> tuple[int, int]:
+    """Return the rows and columns of the box that a bulk copy moves, or that a wait names; zeros for no box."""
+    for found in call.args:
+        if isinstance(found, TensorMap):
+            return math.prod(found.box[:-1]), found.box[-1]
+    sizes = [int(a.value) for a in call.args if isinstance(a, Const)] if call.name == "bulk_wait" else []
+    return (sizes[0], sizes[1]) if sizes else (0, 0)
 
 
 def _tma_load(call: Call) -> tuple[Access, ...]:
@@ -224,8 +233,9 @@ def _tma_store(call: Call) -> tuple[Access, ...]:
 
 
 def _bulk_wait(call: Call) -> tuple[Access, ...]:
-    """Return the accesses of bulk_wait: reads of unknown size of the tiles that the stores read."""
-    return tuple(Access(n, "r", -1) for n in range(len(call.args)))
+    """Return the accesses of bulk_wait: reads of the tiles that the stores read, of unknown size if no box is named."""
+    count = box_elements(call) or -1
+    return tuple(Access(n, "r", count) for n, place in enumerate(call.args) if isinstance(place, Address))
 
 
 def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: Any) -> None:
@@ -303,6 +313,7 @@ __all__ = [
     "ping_pong_call",
     "prefetch_map",
     "reaches_others",
+    "rows_and_columns",
     "set_registers",
     "tma_load",
     "tma_store",

@@ -160,6 +160,7 @@ def tma_copy(
     counts: bool = True,
     combine: str | None = None,
     eviction_policy: str | None = None,
+    by_warps: bool = False,
     cluster_mask: int | None = None,
     leader_scope_threads: int | None = None,
     annotations: Annotations = None,
@@ -172,6 +173,9 @@ def tma_copy(
 
     A store with `combine` "add", "min" or "max" combines each element with the stored one, in any order among
     blocks: int32 and uint32, and "add" of float32, float16 and bfloat16, too.
+
+    With `by_warps` a store is parted: the first thread of each warp stores an equal part of the rows. Warps that wrote
+    these rows themselves then wait for no other warp, if T.sync_warp stands in between.
 
     In a cluster, all blocks in `cluster_mask`, whose bits are ranks, run the copy. They get the tile that the block
     of the lowest rank reads. Each block loads an equal part of it for all. With `blocks`, a mask of its own, this
@@ -195,7 +199,7 @@ def tma_copy(
             raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
     made = TmaCopy.build(
         src, dst, barrier, blocks, share, shares=shares, by=by, counts=counts, combine=combine,
-        eviction_policy=eviction_policy,
+        eviction_policy=eviction_policy, by_warps=by_warps,
     )  # fmt: skip
     led, mask = _led("T.tma_copy", made, cluster_mask)
     if not mask:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.hardware import WARP
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
@@ -156,16 +155,14 @@ def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first:
 @T.macro
 def store_by_warps(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, staged: Any) -> None:
     """Store as `store_staged`, each warp the rows that it holds after a product by wgmma: warps do not meet."""
-    rows, columns = acc.shape
-    T.sync_warp()  # the rows of the tile before have left
     stage(acc, weight, staged)
     T.sync_warp()
-    layout_shape = rows // MMA_ROWS, MMA_ROWS * columns // (WARP * RUN), WARP, RUN
-    layout = T.Fragment(layout_shape, lambda w, n, lane, c: (w * WARP + lane, n * RUN + c))
-    for w, n, lane, c in T.Parallel(*layout_shape, loop_layout=layout, independent=True):
-        place_of_warp = (n * WARP + lane) * RUN + c
-        row, column = w * MMA_ROWS + place_of_warp // columns, place_of_warp % columns
-        out[(*place, first + row, column)] = staged[row, column]
+    T.tma_copy(staged, out[(*_not_negative(*place, first), 0)], by_warps=True)
+
+
+def _not_negative(*place: Any) -> tuple[Any, ...]:
+    """Return a tile's place as a bulk store asks for it: the compiler cannot prove the sign of all orders of tiles."""
+    return tuple(x if isinstance(x, int) else T.max(x, 0) for x in place)
 
 
 @T.macro

@@ -257,7 +257,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         ahead = replace(lasting, queries_ahead=True)
         ahead = ahead if footprint(ahead, spec, bulk=True).fits(machine.target) else lasting
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
-            return replace(lasting if rounds else ahead, paired=True, rounds_by_length=rounds)
+            return replace(ahead, paired=True, rounds_by_length=rounds)
         if _runs_in_order(config, spec, problem, machine):
             return replace(ahead, in_order=True)
         if _is_persistent(config, spec, problem, machine):

@@ -4,9 +4,10 @@
 In straight code, and around a loop, the pass knows the next statement that writes a store's tile. Reads in between
 need no wait. As many groups may be in flight there as are committed between the two. Stored values, and the time when a
 tile is free, do not change. The wait names the tile, so that insert_barriers puts a barrier between the wait and the
-writers. T.arrive_last and fences of all memory tell other blocks that a block's results are there. In kernels with
-them, some stores are waited for at once and completely: those to a tensor that the kernel also touches elsewhere, and
-those that combine with what is stored.
+writers. Where each warp stores its rows, the wait names these rows, and a barrier of the warp follows it.
+T.arrive_last and fences of all memory tell other blocks that a block's results are there. In kernels with them, some
+stores are waited for at once and completely: those to a tensor that the kernel also touches elsewhere, and those that
+combine with what is stored.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of
-from torch_tile.intrinsics.bulk import bulk_wait
+from torch_tile.intrinsics.bulk import bulk_wait, rows_and_columns
+from torch_tile.intrinsics.memory import warp_barrier
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Call, Expr, Load, const
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, const
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Rewriter, contains, equal, find
+from torch_tile.ir.node import Rewriter, contains, equal, find, symbols
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Stmt, Store, calls
 from torch_tile.lowering.sync.accesses import Collector
 
@@ -72,6 +75,7 @@ class _Started:
     place: int
     condition: Expr
     tiles: list[Buffer]
+    stores: list[Call]
 
 
 class _Defer(Rewriter):
@@ -120,7 +124,9 @@ def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
         return block, []
     new: list[Stmt] = []
     for n, stmt in enumerate(stmts):
-        new += (_wait(group, _pending(stmts, group, n), stmt) for group in _alike(waits.get(n, [])))
+        groups = _alike(waits.get(n, []))
+        new += (_wait(group, _pending(stmts, group, n), stmt) for group in groups)
+        new += [warp_barrier()] if any(_is_first_of_warp(group[0].condition) for group in groups) else []
         new.append(_without_wait(stmt) if n in moved else stmt)
     return Block(tuple(new), span=block.span), [_wait(group, 0, stmts[group[-1].place]) for group in _alike(left)]
 
@@ -130,8 +136,9 @@ def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
     for place, one in enumerate(stmts):
         if isinstance(one, If) and _is_start(one):
             calls = [s.call for s in one.then.stmts if isinstance(s, Do) and isinstance(s.call, Call)]
-            addresses = [a for call in calls if call.name == "tma_store" for a in call.args if isinstance(a, Address)]
-            yield _Started(place, one.condition, list(dict.fromkeys(a.buffer for a in addresses)))
+            stores = [call for call in calls if call.name == "tma_store"]
+            addresses = [a for call in stores for a in call.args if isinstance(a, Address)]
+            yield _Started(place, one.condition, list(dict.fromkeys(a.buffer for a in addresses)), stores)
 
 
 def _is_start(one: Stmt) -> bool:
@@ -188,9 +195,25 @@ def _alike(group: Sequence[_Started]) -> list[list[_Started]]:
 
 def _wait(group: Sequence[_Started], pending: int, at: Stmt) -> Stmt:
     """Build the wait for a group of stores that leaves `pending` groups in flight."""
-    tiles = IdMap((t, t) for one in group for t in one.tiles).values()
-    wait = bulk_wait(pending, True, [Address(t, (ZERO,) * t.rank) for t in tiles])
-    return If(group[0].condition, Block((replace(wait, span=at.span),)), Block(()), span=at.span)
+    condition = group[0].condition
+    boxes = {rows_and_columns(call) for one in group for call in one.stores}
+    places = [a for one in group for call in one.stores for a in call.args if isinstance(a, Address)]
+    steady = symbols(condition)  # the thread alone: it is the same at the wait
+    known = len(boxes) == 1 and all(symbols(i) <= steady for a in places for i in a.indices)
+    if _is_first_of_warp(condition) and known:
+        wait = bulk_wait(pending, True, places, *boxes)
+    else:
+        tiles = IdMap((t, t) for one in group for t in one.tiles).values()
+        wait = bulk_wait(pending, True, [Address(t, (ZERO,) * t.rank) for t in tiles])
+    return If(condition, Block((replace(wait, span=at.span),)), Block(()), span=at.span)
+
+
+def _is_first_of_warp(condition: Expr) -> bool:
+    """Return whether a condition holds for the first thread of each warp, as of T.tma_copy with `by_warps`."""
+    match condition:
+        case Binary("==", Binary("%", _, Const(value=size)), Const(value=0)):
+            return bool(size == WARP)
+    return False
 
 
 def _without_wait(one: Stmt) -> Stmt:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.bulk import rows_and_columns
 from torch_tile.intrinsics.traits import Engine
 from torch_tile.ir.arith_util import Substitute, divisor_of, terms_of
 from torch_tile.ir.bounds import Ranges
@@ -24,7 +25,7 @@ from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select,
 from torch_tile.ir.node import NONE, Node, children, equal, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import Simplifier
-from torch_tile.ir.stmt import For, If, Store
+from torch_tile.ir.stmt import Block, For, If, LoopKind, Store
 from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
 from torch_tile.lowering.threads.allocate_shared import shared_size
 
@@ -104,6 +105,7 @@ class Collector:
     def __init__(self, names: Mapping[Var, Expr], relevant: Set[Buffer]):
         self.expand: Substitute = Substitute(names)
         self.relevant = relevant  # only accesses to these buffers count
+        self.row_loops: dict[int, For] = {}  # loops over the rows of boxes, by their number
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
         """Yield the accesses of a statement or expression and of all nodes below it."""
@@ -147,7 +149,25 @@ class Collector:
                     moving = effect.asynchronous and ("w" in effect.kind or intrinsic.engine is Engine.WGMMA)
                     extra = {"asynchronous": moving, "atomic": intrinsic.atomic, "collective": warp}
                     whole = intrinsic.engine is Engine.WGMMA and effect.elements == ANYWHERE
-                    yield replace(found, count=MATRIX if whole else effect.elements, **extra)  # type: ignore[arg-type]
+                    one = replace(found, count=MATRIX if whole else effect.elements, **extra)  # type: ignore[arg-type]
+                    yield self._boxed(one, call) if intrinsic.engine is Engine.BULK and effect.elements > 0 else one
+
+    def _boxed(self, access: Access, call: Call) -> Access:
+        """Return the access of a bulk copy to a box: row by row in the last two dimensions of its tile."""
+        rows, columns = rows_and_columns(call)
+        sizes = [size.value if isinstance(size, Const) else 0 for size in access.buffer.shape]
+        if rows <= 1 and columns <= sizes[-1]:
+            return access
+        if len(sizes) < 2 or columns > sizes[-1] or rows > sizes[-2]:
+            return replace(access, count=ANYWHERE)
+        if rows not in self.row_loops:
+            box_row = Var("box_row", role="loop")
+            self.row_loops[rows] = For(
+                LoopKind.SERIAL, (box_row,), (const(0, int32),), (const(rows, int32),), Block(())
+            )
+        loop = self.row_loops[rows]
+        *outer, row, column = access.indices
+        return replace(access, indices=(*outer, row + loop.vars[0], column), count=columns, loops=(*access.loops, loop))
 
     def _access_at(
         self,

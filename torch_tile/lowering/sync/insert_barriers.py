@@ -219,7 +219,7 @@ class Walk:
             if state.wrote and self.engages:  # engines may read what the warp wrote: no barrier of the block follows
                 self.shown.add(place)
                 state.wrote = self.divergent  # threads elsewhere pass no fence here
-            state.in_warps(lambda access: not by_engine(access.origin))
+            state.in_warps(_is_of_one_warp)
         if isinstance(one, Role):
             self._place_in_role(one, place, state, places)
         elif call is not None and _is_for_all(call, self.threads):
@@ -642,6 +642,12 @@ def _mbarriers_of(branch: If | Role) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
     waits = IdSet(_barrier_of(call) for call in calls if syncs(call, Sync.WAIT, Scope.MBARRIER))
     others = (a for call in calls if not syncs(call, Sync.WAIT, Scope.MBARRIER) for a in call.args)
     return waits, IdSet(a.buffer for a in others if isinstance(a, Address) and a.buffer.scope == "barrier")
+
+
+def _is_of_one_warp(access: Access) -> bool:
+    """Return whether threads make an access, or a bulk store whose reads its own thread waits for."""
+    found = intrinsic_of(access.origin)
+    return not by_engine(access.origin) or (found is not None and found.engine is Engine.BULK and not access.writes)
 
 
 def _is_for_all(call: Call, threads: int) -> bool:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
-from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
+from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK, WARP
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Expand, divides
 from torch_tile.ir.buffer import Region, TensorMap
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_expr
 from torch_tile.ir.layout import row_major, shared_tile
-from torch_tile.ir.node import node_class
+from torch_tile.ir.node import equal, node_class
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Stmt
 from torch_tile.tileop.atomic import folded
@@ -71,6 +71,8 @@ class TmaCopy(Copy):
 
     A store with `combine` adds the tile to the tensor, or keeps the larger or smaller elements. Blocks combine elements
     one by one, in any order.
+
+    With `by_warps` the first thread of each warp stores an equal part of the rows, in the order of warps.
     """
 
     barrier: Load | None = None
@@ -80,6 +82,7 @@ class TmaCopy(Copy):
     by: int = 0
     combine: str = ""
     counts: bool = True
+    by_warps: bool = False
 
     @classmethod
     def build(  # type: ignore[override]
@@ -95,6 +98,7 @@ class TmaCopy(Copy):
         counts: bool = True,
         combine: str | None = None,
         eviction_policy: str | None = None,
+        by_warps: bool = False,
     ) -> TmaCopy:
         """Build the copy that T.tma_copy (language/cluster.py) describes."""
         need_choice("tma_copy", "combine", combine, COMBINES)
@@ -108,7 +112,7 @@ class TmaCopy(Copy):
         policy = policy_of("tma_copy", eviction_policy)
         return cls(
             a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by, counts=counts,
-            combine=combine or "",
+            combine=combine or "", by_warps=bool(by_warps),
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
@@ -125,6 +129,9 @@ class TmaCopy(Copy):
             else:
                 why, fix = "is given to a copy to global memory", "leave it out: only loads complete an mbarrier"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="barrier", why=why, fix=fix))
+        elif self.by_warps and self.barrier is not None:
+            why, fix = "is given to a load", "leave it out: one thread starts a load"
+            found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="by_warps", why=why, fix=fix))
         elif self.combine and (why := self._no_combine()):
             fix = f"give a store of {', '.join(sorted(COMBINED[self.combine]))}"
             found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="combine", why=why, fix=fix))
@@ -177,11 +184,24 @@ class TmaCopy(Copy):
         why = f"thread {self.by} does not come by" if ctx.comers else "which threads come by depends on data"
         raise error("bulk_copy", self.span, why=f"one thread starts it, and {why}")
 
+    def _part_of_warp(self, ctx: ThreadContext) -> TmaCopy | None:
+        """Return the copy of the running warp's rows; None if the warps have no equal parts of whole boxes.
+
+        All threads have to come by, so that each warp has a first thread.
+        """
+        if ctx.parted or ctx.count % WARP:
+            return None
+        sides, warps = Sides.of(self), ctx.count // WARP
+        part = rows_of(sides, warps, ctx.thread // WARP)
+        return None if part is None else replace(self, src=part.tile, dst=part.tensor)
+
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """Emit the box copies of one thread, or an ordinary copy for a store that bulk copies cannot do."""
         why = refuses(self, ctx)
+        if why is None and self.by_warps and (part := self._part_of_warp(ctx)) is not None:
+            return lower(part, ctx)
         if why is None:
-            return lower(replace(self, by=self.leader(ctx)), ctx)
+            return lower(replace(self, by=self.leader(ctx), by_warps=False), ctx)
         if self.barrier is not None or self.combine or ctx.parted:
             raise error("bulk_copy", self.span, why=why)
         ctx.build.remark(self.span, "T.copy", "an ordinary copy", why)
@@ -324,7 +344,9 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     _remark(op, box, span, len(list(corners(extents, box))), ctx)
     remark_on_policy(op, ctx)
     by = op.by if isinstance(op, TmaCopy) else 0
-    return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
+    by_warps = isinstance(op, TmaCopy) and op.by_warps
+    first = binary("==", ctx.thread % WARP if by_warps else ctx.thread, const(by, dt.int32))
+    return If(first, Block(tuple(moves)), Block(()))
 
 
 def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
@@ -413,8 +435,22 @@ def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
 
     A part begins where boxes can: at whole patterns of the swizzle, or at whole 128 bytes of a dense tile.
     """
+    return min(_parts_of(sides, count, number), key=_boxes, default=None)
+
+
+def rows_of(sides: Sides, count: int, number: Expr) -> Sides | None:
+    """Return part `number` of `count` equal parts of a tile's rows; None if these are no whole boxes."""
+    lines = [n for n, e in enumerate(sides.tensor.extents) if not is_one(e)]
+    if len(lines) != 2:
+        return None
+    whole = sides.tensor.extents[lines[1]]
+    return next((p for p in _parts_of(sides, count, number) if equal(p.tensor.extents[lines[1]], whole)), None)
+
+
+def _parts_of(sides: Sides, count: int, number: Expr) -> Iterator[Sides]:
+    """Yield part `number` of `count` equal parts, for each dimension along which whole boxes can be cut."""
     tile, size = sides.tile.buffer, sides.tile.buffer.dtype.itemsize
-    span, found = panel_span(tile) or 0, list[Sides]()
+    span = panel_span(tile) or 0
     dims = [n for n, e in enumerate(sides.tensor.extents) if not is_one(e)]
     for place, dim in enumerate(dims):
         extent = number_of(sides.tensor.extents[dim])
@@ -425,8 +461,7 @@ def part_of(sides: Sides, count: int, number: Expr) -> Sides | None:
         part = Sides(_part_of(sides.tile, inside, count, number), _part_of(sides.tensor, dim, count, number))
         bytes_ = math.prod(number_of(e) for e in part.tensor.extents) * size
         if (span or bytes_ % 128 == 0) and box_of(part) is not None:
-            found.append(part)
-    return min(found, key=_boxes, default=None)
+            yield part
 
 
 def _part_of(region: Region, dim: int, count: int, number: Expr) -> Region:
