@@ -611,6 +611,7 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
 def with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
     """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early."""
+    problem = typical(problem)
     if config.blocks or _tiles(config, problem) > machine.num_sms or not _is_timed(problem, machine):
         return config
 
