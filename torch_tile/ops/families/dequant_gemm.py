@@ -224,7 +224,7 @@ def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
     # Words and groups of columns need not end where a shard of the columns would.
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
     inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
-    inputs += [] if args.norm_weight is None else [("k",)]
+    inputs.append(None if args.norm_weight is None else ("k",))
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
 
 
