@@ -21,7 +21,7 @@ from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
 from torch_tile.ops.registry import Shape, op_gradients
 from torch_tile.ops.saved_args import restored_args
-from torch_tile.ops.sharding_rule import Rule, Spec
+from torch_tile.ops.sharding_rule import Dims, Rule, Spec
 
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)
@@ -223,8 +223,8 @@ def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
     """Name the dimensions of `tile.dequant_gemm` for sharding."""
     # Words and groups of columns need not end where a shard of the columns would.
     factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
-    inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
-    inputs.append(None if args.norm_weight is None else ("k",))
+    inputs: list[Dims | None] = [("m", "k"), *[("n", "word")] * len(args.bs), *factors]
+    inputs += [*gemm.aux_dims(args.aux, args.kinds, ()), None if args.norm_weight is None else ("k",)]
     return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
 
 
