@@ -76,9 +76,11 @@ def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu:
     _declare(name, 1, rule, _torch(torch_name or name), cpu)
 
 
-def _declare(name: str, arity: int, rule: Rule, evaluate: Callable[..., Any], cpu: str | None = None) -> None:
-    """Declare a math intrinsic."""
-    declare(Intrinsic(name, arity, rule, cpu or name, evaluate, cuda=name, header="cuda_math.h"))
+def _declare(
+    name: str, arity: int, rule: Rule, evaluate: Callable[..., Any], cpu: str | None = None, header: str = "cuda_math.h"
+) -> None:
+    """Declare a math intrinsic. A file of csrc/, `header`, has its CUDA function."""
+    declare(Intrinsic(name, arity, rule, cpu or name, evaluate, cuda=name, header=header))
 
 
 _FLOATING = """
@@ -107,12 +109,7 @@ _declare("fmod", 2, floating, _torch("fmod"))
 _declare("copysign", 2, floating, _torch("copysign"))
 _declare("hypot", 2, floating, _torch("hypot"))
 # The float32 whose bits are `(bits & mask) ^ flip`: one instruction puts a small integer into a mantissa.
-declare(
-    Intrinsic(
-        "float_from_bits", 3, lambda args: (dt.int32, dt.float32), "float_from_bits",
-        _float_from_bits, cuda="float_from_bits", header="cuda_types.h",
-    )
-)  # fmt: skip
+_declare("float_from_bits", 3, lambda args: (dt.int32, dt.float32), _float_from_bits, header="cuda_types.h")
 # The bits of a value in another type of its width, the call's own. `ir/bits.py` makes such calls. Their results depend
 # on more than operands, so both interpreters have a function for them.
 declare(
@@ -122,45 +119,18 @@ declare(
     )
 )  # fmt: skip
 # The 4 bits of byte number `byte` of an int32 as an unsigned number. `upper` 1 takes the byte's upper bits.
-declare(
-    Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
-)
+_declare("nibble", 3, lambda args: (dt.int32, dt.float32), _nibble, header="fields.h")
 # A float16, as float32. Its lower byte has field `place` of an int32's half as it lies there, and no other bit is set.
 # That is the field times 2^-24, or 2^-20 if `place` is odd. Tensor cores multiply such numbers exactly.
-declare(
-    Intrinsic(
-        "nibble_in_place", 3, lambda args: (dt.int32, dt.float32), "nibble_in_place",
-        _nibble_in_place, cuda="nibble_in_place", header="fields.h",
-    )
-)  # fmt: skip
+_declare("nibble_in_place", 3, lambda args: (dt.int32, dt.float32), _nibble_in_place, header="fields.h")
 # A number rounded to float16, as float32. It is 0 for x below 0, and NaN for NaN.
-declare(
-    Intrinsic(
-        "positive_half", 1, lambda args: (dt.float32, dt.float32), "positive_half",
-        _positive_half, cuda="positive_half", header="cuda_types.h",
-    )
-)  # fmt: skip
+_declare("positive_half", 1, lambda args: (dt.float32, dt.float32), _positive_half, header="cuda_types.h")
 # The float8_e4m3fn whose code is x * 2^24, rounded to an integer, as float32. It is 0 for x below 0, and NaN for NaN.
 # x is at most 126 * 2^-24. float16 counts from 0 on in steps of 2^-24, so `positive_half` makes codes.
-declare(
-    Intrinsic(
-        "float8_of_code", 1, lambda args: (dt.float32, dt.float32), "float8_of_code",
-        _float8_of_code, cuda="float8_of_code", header="cuda_types.h",
-    )
-)  # fmt: skip
+_declare("float8_of_code", 1, lambda args: (dt.float32, dt.float32), _float8_of_code, header="cuda_types.h")
 # The float32 with that index among 16, which follow by their bits.
-declare(
-    Intrinsic(
-        "table_nibble", 19, lambda args: (dt.int32, dt.float32), "table_nibble",
-        _table_nibble, cuda="table_nibble", header="fields.h",
-    )
-)  # fmt: skip
+_declare("table_nibble", 19, lambda args: (dt.int32, dt.float32), _table_nibble, header="fields.h")
 # The index of number `part` of the pair that a byte of an int32 selects. The table is `[256, 32, 2]` of 16-bit numbers.
 # Each lane of a warp has a copy of the table, in a bank of shared memory of its own.
-declare(
-    Intrinsic(
-        "table_place", 4, lambda args: (dt.int32, dt.int32), "table_place",
-        _table_place, cuda="table_place", header="fields.h",
-    )
-)  # fmt: skip
+_declare("table_place", 4, lambda args: (dt.int32, dt.int32), _table_place, header="fields.h")
 _declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))

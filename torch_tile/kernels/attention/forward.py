@@ -161,7 +161,7 @@ def store_by_warps(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], firs
 
 
 def _not_negative(*place: Any) -> tuple[Any, ...]:
-    """Return a tile's place as a bulk store asks for it: the compiler cannot prove the sign of all orders of tiles."""
+    """Clamp a tile's place at 0: bulk stores ask for a proof of the sign, which not all orders of tiles have."""
     return tuple(x if isinstance(x, int) else T.max(x, 0) for x in place)
 
 

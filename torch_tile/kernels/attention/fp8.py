@@ -369,8 +369,9 @@ LONG_KEYS = 4096
 
 
 def config_for(spec: Spec, problem: Problem, machine: Machine, out_bytes: int) -> Config | None:
-    """Choose the tiling of a problem on a machine. Return None if the machine does not multiply float8, or no tiling of
-    `flash_attention_fp8` fits.
+    """Choose the tiling of a problem on a machine, or None.
+
+    None if the machine does not multiply float8, or no tiling of `flash_attention_fp8` fits.
     """
     multiplies = machine.is_gpu and machine.target.has_fp8 and spec.tile_dv <= WIDEST_VALUES
     return _config_for(spec, typical(problem), machine, out_bytes) if multiplies else None

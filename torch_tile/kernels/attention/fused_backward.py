@@ -160,7 +160,7 @@ class Iterations:
 
     @T.macro
     def skip_first(self, free: Any, index: int) -> None:
-        """Leave out the first part of dq that consumer `index` makes: it has nothing in it, as dq is late."""
+        """Free the first part of dq of consumer `index` unread: it is empty, as dq is one iteration late."""
         if self.total > 0:
             T.sync_threads(SUMMED + index, WARPGROUP + WARP)
             if T.shuffle_elect(WARP):

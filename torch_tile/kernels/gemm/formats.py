@@ -77,10 +77,10 @@ def value_of(name: str, word: Any, byte: Any, upper: Any, unit: float = 1.0) -> 
 
 @T.macro
 def pairs_of(name: str, high_first: bool, dtype: torch.dtype, unit: float = 1.0) -> Any:
-    """Fill a table of shared memory with the two numbers of each byte, over `unit`. Each lane has a copy (see
-    `T.table_place`).
+    """Fill a table of shared memory with the two numbers of each byte, over `unit`.
 
-    A byte costs 7 instructions by registers alone, and 3 by such a table: two that make the address, and the load.
+    Each lane has a copy (see `T.table_place`). A byte costs 7 instructions by registers alone, and 3 by such a table:
+    two that make the address, and the load.
     """
     table = T.alloc_shared((TABLE,), dtype)
     for i in T.Parallel(TABLE):

@@ -460,6 +460,7 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
         alone = problem.products == 1 and not long
 
         def rows(config: Config) -> tuple[int, int]:
+            """Return the rows of weights of the fullest multiprocessor, by tiles in turn and by blocks."""
             return _rows_of_tiles(config, n, machine.num_sms) if alone else 0, _rows_of_fullest(config, n)
 
         return min(fitting, key=rows, default=None)
