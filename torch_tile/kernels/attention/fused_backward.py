@@ -666,9 +666,8 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     found, size = TILINGS.get(spec.tile_d), typical(problem)
     if found is None or max(size.keys, size.rows) > LONGEST:
         return None
-    # Whether a block is alone decides what is right, so that no typical number will do. Of narrow heads two warps store
-    # the same columns of dq: a barrier between them, for which the compiler sees a need, would stop both.
-    few = isinstance(problem.keys, int) and problem.keys <= found.block_kv and spec.tile_d > HALF
+    # Whether a block is alone decides what is right, so that no typical number will do.
+    few = isinstance(problem.keys, int) and problem.keys <= found.block_kv
     if few and size.heads >= machine.num_sms:
         return replace(found, alone=True)
     if size.keys < LEAST_KEYS:
