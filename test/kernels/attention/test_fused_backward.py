@@ -133,7 +133,8 @@ def test_which_problems_one_kernel_serves(monkeypatch):
     single, of_keys = Problem(132, 512, 128), replace(TILINGS[128], alone=True)
     assert fused_tiling(spec_of(grouped=True), single, HOPPER) == of_keys
     assert fused_tiling(spec_of(width=64), single, HOPPER) == replace(TILINGS[64], alone=True)
-    assert fused_tiling(spec_of(), replace(single, heads=131), HOPPER) is None
+    assert fused_tiling(spec_of(), replace(single, heads=66), HOPPER) == of_keys
+    assert fused_tiling(spec_of(), replace(single, heads=65), HOPPER) is None
     assert fused_tiling(spec_of(), replace(single, keys=129), HOPPER) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert fused_tiling(spec_of(grouped=True), single, HOPPER) == of_keys
