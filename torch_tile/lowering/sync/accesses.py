@@ -17,13 +17,13 @@ from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.bulk import rows_and_columns
 from torch_tile.intrinsics.traits import Engine
-from torch_tile.ir.arith_util import EXACT, Substitute, divisor_of, terms_of
+from torch_tile.ir.arith_util import Substitute, divisor_of, terms_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
 from torch_tile.ir.node import NONE, Node, children, equal, symbols
-from torch_tile.ir.polynomial import structure
+from torch_tile.ir.polynomial import EXACT, structure
 from torch_tile.ir.simplify import Simplifier
 from torch_tile.ir.stmt import Block, For, If, LoopKind, Store
 from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
