@@ -33,7 +33,6 @@ WARNINGS = {
     "idle_index",
     "repeated_copy",
     "narrow_sum",
-    "stuck_wait",
     "same_parity",
     "unused_parameter",
     "slow_product",

@@ -154,6 +154,74 @@ def too_many_at_a_number():
     torch_tile.compile(kernel, target=TARGET)
 
 
+def roles_that_wait_in_two_orders():
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tx = T.get_thread_binding()
+            with T.ws(0):
+                T.sync_threads(1, 256)  # here
+                T.sync_threads(2, 256)
+            with T.ws(1):
+                T.sync_threads(2, 256)
+                T.sync_threads(1, 256)
+            A[tx] = 1.0
+
+    torch_tile.compile(kernel, target=TARGET)
+
+
+def loops_of_two_lengths():
+    @T.prim_func
+    def kernel(A: T.Tensor((T.dynamic("n"),), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tx = T.get_thread_binding()
+            with T.ws(0):
+                for _ in T.serial(T.ceildiv(A.shape[0], 64)):
+                    T.named_barrier_arrive(1, 256)
+            with T.ws(1):
+                for _ in T.serial(T.ceildiv(A.shape[0], 64) + 1):
+                    T.sync_threads(1, 256)  # here
+            A[tx] = 1.0
+
+    torch_tile.compile(kernel, target=TARGET)
+
+
+def more_phases_than_arrivals():
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tx = T.get_thread_binding()
+            full = T.alloc_barrier(128)
+            with T.ws(0):
+                for _ in T.serial(3):
+                    T.mbarrier_arrive(full)
+                    T.sync_threads(1, 256)
+            with T.ws(1):
+                for k in T.serial(3):
+                    T.mbarrier_wait_parity(full, k % 2)
+                    T.sync_threads(1, 256)
+                T.mbarrier_wait_parity(full, 1)  # here
+            A[tx] = 1.0
+
+    torch_tile.compile(kernel, target=TARGET)
+
+
+def values_of_a_warp_that_waits():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((32,), "float32")
+            if tx // 32 == 0:
+                s[tx] = A[tx]
+                T.sync_threads(1, 64)
+            A[tx] = s[tx % 32]  # here
+            if tx // 32 == 1:
+                T.sync_threads(1, 64)
+
+    torch_tile.compile(kernel, target=TARGET)
+
+
 def grid_behind_a_return():
     @T.prim_func
     def kernel(A: T.Tensor((256,), "float32")):
@@ -189,6 +257,10 @@ CASES = {
     lanes_that_left_a_loop: ("parted_warp", "T.sync_warp()"),
     too_few_at_a_number: ("bad_argument", "T.sync_threads(1, 128)"),
     too_many_at_a_number: ("bad_argument", "T.sync_threads(1, 64)"),
+    roles_that_wait_in_two_orders: ("stuck_barrier", "T.sync_threads(1, 256)"),
+    loops_of_two_lengths: ("stuck_barrier", "T.sync_threads(1, 256)"),
+    more_phases_than_arrivals: ("stuck_wait", "T.mbarrier_wait_parity(full, 1)"),
+    values_of_a_warp_that_waits: ("waiting_hazard", "A[tx]"),
     grid_behind_a_return: ("not_outermost", "T.sync_grid()"),
     tile_behind_a_return: ("mixed_roles", "T.copy(A, tile)"),
 }
@@ -197,6 +269,6 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
 def test_refused(case, refused):
     problem = refused(case, *CASES[case])
-    if problem.code != "bad_argument":  # the condition by which threads part
+    if problem.code.startswith("parted") or case is roles_that_wait_in_two_orders:  # where threads part, or wait, too
         (_, text), *_ = problem.diagnostics[0].notes
         assert text

@@ -18,6 +18,7 @@ import torch_tile  # noqa: F401
 from torch_tile.ops import launchers, pack_latents, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS
+from torch_tile.ops.registry import OPERATORS
 
 DRAWS = 6  # of placements at random, for each call
 
@@ -310,6 +311,40 @@ def test_what_may_be_sharded():
 def test_heads_stay_with_their_keys(kv_heads, sizes, fine):
     shapes = (2, 12, 6, 4), (2, kv_heads, 6, 4), (2, kv_heads, 6, 4)
     assert ("S(1)" in names("attention", *shapes, sizes=sizes)) == fine
+
+
+def given_or_not(op, args, draw):
+    """The arguments of a call, with some of the optional tensors left out."""
+    kinds = [str(a.type) for a in op._schema.arguments]
+    optional = [n for n, a in enumerate(args) if isinstance(a, torch.Tensor) and kinds[n] == "Optional[Tensor]"]
+    left = set(optional) - {n for n in optional if draw.random() < 0.5}
+    return [None if n in left else a for n, a in enumerate(args)]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rules_name_the_dimensions_of_every_tensor(name, samples, seed):
+    """One entry for each tensor, None for one that is not there: a rule that left out one failed only in a call."""
+    op, draw = getattr(torch.ops.tile, name).default, random.Random(seed)
+    kinds = [str(a.type) for a in op._schema.arguments]
+    for sample in samples(name, seed, torch.float32):
+        for args in (sample, *(given_or_not(op, sample, draw) for _ in range(4))):
+            full = [*args, *(a.default_value for a in op._schema.arguments[len(args) :])]
+            tensors = []
+            for kind, value in zip(kinds, full, strict=True):
+                if "List[Tensor]" in kind:
+                    tensors += value or ()
+                elif "Tensor" in kind:
+                    tensors.append(value)
+            rule = sharding.rule_of(op, tree_map_only(torch.Tensor, lambda t: SimpleNamespace(shape=t.shape), full))
+            assert [dims is None for dims in rule.inputs] == [t is None for t in tensors], args
+            if args is not sample:  # as a whole such a call may be wrong
+                continue
+            assert [len(dims) for dims in rule.inputs if dims is not None] == [
+                t.dim() for t in tensors if t is not None
+            ]
+            known = {dim for dims in rule.inputs if dims is not None for dim in dims}
+            assert known.issuperset((*rule.free, *rule.summed, *rule.even)), rule
+            assert len(rule.outputs) >= len(op._schema.returns) and not set(rule.free) & set(rule.summed)
 
 
 SCRIPT = """

@@ -235,6 +235,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "phases are complete, and no thread that can go on arrives",
         "{fix}",
     ),
+    "stuck_barrier": (
+        "these threads wait at {name} forever: {passed} waits there have passed, {come} of {count} threads have come, "
+        "and {why}",
+        "{fix}",
+    ),
     "same_parity": (
         "each wait here is for parity {parity} of `{buffer}`, of which {count} phases complete: waits pass too early",
         "ask for the other parity in each next phase: `(k // stages) % 2` for iteration k",
@@ -397,6 +402,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "divergent_hazard": (
         "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
         "end the `if` before the values are read, or let every thread take part",
+    ),
+    "waiting_hazard": (
+        "these threads touch memory that other threads touch, too, and a barrier between them would stop both: "
+        "each waits for what the other ones do later",
+        "hand it over by an mbarrier, write other places, or end what the others wait for before this",
     ),
     "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
     "no_wgmma": (

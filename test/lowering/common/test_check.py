@@ -501,7 +501,8 @@ def test_bulk_copies_whose_threads_name_other_tiles(come, way, by_warp):
                     T.tma_copy(x[16, 0], tile[16:32, :], barrier=full[warp if by_warp else 2])
             if way != "store":
                 for k in T.serial(4):
-                    T.mbarrier_arrive(full[k])
+                    if tx == 0:
+                        T.mbarrier_arrive(full[k])
                     T.mbarrier_wait_parity(full[k], 0)
                 T.copy(tile, y)
 

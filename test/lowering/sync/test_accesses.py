@@ -113,9 +113,11 @@ def test_random_multiples_of_unknown_numbers(seed):
         for number in (Var("n", role="block"), Var("m", role="block")):
             period, step, start = rng.choice([6, 8, 16, 24, 64]), rng.choice([1, 1, 2, 4]), rng.choice([0, 0, 1, 4])
             within = rng.choice([4, 16, 64])
-            own = lambda t, step=step, start=start, within=within: t % within * step + start  # noqa: E731
+            moved = rng.choice([0, 0, 3, 8, 64, -8])  # a number beside the unknown one
+            own = lambda t, step=step, start=start + moved, within=within: t % within * step + start  # noqa: E731
             count = rng.choice([1, 2, 4]) if last else 1
-            indices = (0, 0, number * period + own(TX)) if last else (0, number * period + own(TX), 0)
+            place = number * period + moved + (TX % within * step + start)
+            indices = (0, 0, place) if last else (0, place, 0)
             sides.append((access("w", *indices, count=count), period, own, count))
         (a, p, mine, runs), (b, q, theirs, others) = sides
         places = [

@@ -654,7 +654,7 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     """Return the tiling of `fused_gradients`, or None where two kernels serve.
 
     They do for operands and texts of scores, ragged sequences, and lists of blocks. They do for other head sizes,
-    other machines, and few keys. One kernel serves few keys that one block has, where heads fill the GPU.
+    other machines, and few keys. One kernel serves few keys that one block has, where heads fill half of the GPU.
 
     Under `torch.use_deterministic_algorithms` blocks add in one order. Two kernels serve there where waiting would
     leave multiprocessors idle: for grouped heads, and few heads of many keys.
@@ -666,10 +666,9 @@ def fused_tiling(spec: Spec, problem: Problem, machine: Machine) -> Config | Non
     found, size = TILINGS.get(spec.tile_d), typical(problem)
     if found is None or max(size.keys, size.rows) > LONGEST:
         return None
-    # Whether a block is alone decides what is right, so that no typical number will do. Of narrow heads two warps store
-    # the same columns of dq: a barrier between them, for which the compiler sees a need, would stop both.
-    few = isinstance(problem.keys, int) and problem.keys <= found.block_kv and spec.tile_d > HALF
-    if few and size.heads >= machine.num_sms:
+    # Whether a block is alone decides what is right, so that no typical number will do.
+    few = isinstance(problem.keys, int) and problem.keys <= found.block_kv
+    if few and 2 * size.heads >= machine.num_sms:
         return replace(found, alone=True)
     if size.keys < LEAST_KEYS:
         return None

@@ -73,11 +73,13 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     found = check.found or check_views(program) or unwritten_reads(program)
     if found:
         raise TileError(*found)
+    stuck, same = stuck_waits(program)
+    if stuck:
+        raise TileError(*(each for each in check.warnings if each.code == "miscounted"), *stuck)
     gaps = *partly_written(program), *Ends(program).diagnostics(), *unread_writes(program)
     sums = *narrow_sums(program), *kept_sums(program)
-    stuck = () if any(each.code == "miscounted" for each in check.warnings) else stuck_waits(program)
     races = *block_races(program), *cleared_sums(program), *iteration_races(program)
-    warn_of((*check.warnings, *stuck, *gaps, *sums, *idle_indices(program), *never_waited(program), *races))
+    warn_of((*check.warnings, *same, *gaps, *sums, *idle_indices(program), *never_waited(program), *races))
     return program
 
 

@@ -23,7 +23,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
 from torch_tile.ir.node import NONE, Node, children, equal, symbols
-from torch_tile.ir.polynomial import structure
+from torch_tile.ir.polynomial import EXACT, structure
 from torch_tile.ir.simplify import Simplifier
 from torch_tile.ir.stmt import Block, For, If, LoopKind, Store
 from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
@@ -243,9 +243,10 @@ class Hazards:
                 shifts.append(_Shift(int(difference.value)))
             elif sure and p.alone and q.alone and self._differ(p.rest, q.rest):
                 return False
-            else:  # both rests are multiples of the period: what is left when indices are divided by it has to agree
-                period = math.gcd(divisor_of(p.rest), divisor_of(q.rest))
-                shifts.append(_Shift(0, period) if period > 1 else None)
+            else:  # but for a number both rests are multiples of the period: what is left of indices has to agree
+                (rest, by), (other, less) = _number_apart(p.rest), _number_apart(q.rest)
+                period = math.gcd(divisor_of(rest), divisor_of(other))
+                shifts.append(_Shift(by - less, period) if period > 1 else None)
         if a.in_warp or a.met:  # what a warp accesses together is in order as well
             return x.of_warps.conflicts(y.of_warps, shifts, False)
         return x.conflicts(y, shifts, a.collective or b.collective)
@@ -286,6 +287,16 @@ def _flipped(e: Expr) -> tuple[Expr, int]:
     """Return `e` as a value and the bits that differ from it: `x ^ 1` as x and 1."""
     if isinstance(e, Binary) and e.op == "^" and isinstance(e.b, Const):
         return e.a, int(e.b.value)
+    return e, 0
+
+
+def _number_apart(e: Expr) -> tuple[Expr, int]:
+    """Split a sum into an expression and a number; `e` and 0 if its type wraps."""
+    if isinstance(e, Const) and e.dtype.is_integer:
+        return const(0, int32), int(e.value)
+    if isinstance(e, Binary) and e.op in ("+", "-") and e.dtype in EXACT:
+        (a, n), (b, m) = _number_apart(e.a), _number_apart(e.b)
+        return (a + b, n + m) if e.op == "+" else (a - b, n - m)
     return e, 0
 
 

@@ -12,7 +12,8 @@ ordered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+import math
+from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -32,6 +33,7 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
+from torch_tile.lowering.analysis.phases import stopped, stuck, waits
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
 from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, orders_earlier, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
@@ -39,6 +41,8 @@ from torch_tile.lowering.sync.state import Shifts, State, most_pending
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
 DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
+SIZES = 768, 100, 20  # of calls for which barriers are tried; loops over several large ones take too many iterations
+MOST_EVENTS = 500  # of threads that do the same, when barriers are tried
 
 
 def insert_barriers(program: Program) -> Program:
@@ -49,16 +53,37 @@ def insert_barriers(program: Program) -> Program:
 
 
 def _synchronised(kernel: st.Kernel) -> st.Kernel:
-    """Insert the barriers of one kernel; return the same kernel if it lacks none."""
-    threads = 1
-    for extent in kernel.threads:
-        threads *= extent
-    walker = Walk(kernel, threads)
-    if again := refilled(kernel):
-        walker.by_hand(again)
-    walker.engages = False
-    places = walker.block(kernel.body, State(most_pending(kernel.body)))
-    return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
+    """Insert the barriers of one kernel; return the same kernel if it lacks none.
+
+    Branches of warps may wait for each other, by way of other threads. A barrier between them would stop both. Their
+    author orders them, so the barriers are placed once more without it.
+    """
+    threads, again, barred = math.prod(kernel.threads), refilled(kernel), set[Place]()
+    while True:
+        walker = Walk(kernel, threads, barred=barred)
+        if again:
+            walker.by_hand(again)
+        walker.engages = False
+        insert = Insert(set(walker.block(kernel.body, State(most_pending(kernel.body)))), walker)
+        new: st.Kernel = insert(kernel)
+        stopping = _stopping(kernel, new, insert.made) if insert.made and waits(kernel) else []
+        if not stopping:
+            return new
+        if barred.issuperset(stopping):
+            block, n = stopping[0]
+            raise error("waiting_hazard", block.stmts[min(n, len(block.stmts) - 1)].span)
+        barred.update(stopping)
+
+
+def _stopping(kernel: st.Kernel, new: st.Kernel, made: IdMap[Do, Place]) -> list[Place]:
+    """Return the places of new barriers at which threads wait for ever, as far as sizes of some calls tell."""
+    for size in (None, *SIZES):
+        before = stopped(kernel, size, MOST_EVENTS)
+        if before is None or stuck(before[0]):
+            continue
+        if (after := stopped(new, size, 2 * MOST_EVENTS)) is not None:
+            return [made[runner.event.do] for runner in stuck(after[0]) if runner.event.do in made]
+    return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +135,10 @@ def _polls(kernel: st.Kernel) -> bool:
 class Walk:
     """Find the places of barriers in one kernel or role.
 
-    `fences` are places before barriers, where a fence shows the threads' writes to wgmma and bulk copies. `shown` are
-    such places before barriers of warps, and before arrivals by which authors hand tiles over. `others` maps places to
-    barriers that are not the block's. `own` maps roles in which an author calls for a barrier to the barrier of the
-    role.
+    At `barred` places a barrier would stop threads for ever. `fences` are places before barriers, where a fence shows
+    the threads' writes to wgmma and bulk copies. `shown` are such places before barriers of warps, and before arrivals
+    by which authors hand tiles over. `others` maps places to barriers that are not the block's. `own` maps roles in
+    which an author calls for a barrier to the barrier of the role.
     """
 
     threads: int
@@ -129,8 +154,9 @@ class Walk:
         first: int = 0,
         filled: frozenset[Buffer] | None = None,
         polls: bool | None = None,
+        barred: Set[Place] = frozenset(),
     ):
-        self.kernel, self.threads = kernel, threads
+        self.kernel, self.threads, self.barred = kernel, threads, barred
         self.filled: frozenset[Buffer] = handed_over(kernel) if filled is None else filled
         self.facts: Facts = Facts(kernel, self.filled)
         self.fills_in_turn = False  # mbarriers of the compiler order the bulk copies that fill a tile again
@@ -147,6 +173,7 @@ class Walk:
         self.collected: dict[Stmt, list[Access]] = {}
         # By nodes that access memory: the mbarriers of the branch of some threads around, of waits and of other calls.
         self.handing: IdMap[Node, tuple[IdSet[Buffer], IdSet[Buffer]]] = IdMap()
+        self.parting: dict[Node, If] = {}  # by nodes that access memory: the outermost branch of some threads around
         self.read: dict[Stmt, list[Access]] = {}  # by conditions and bounds alone
         self.forced: set[Place] = set()
         self.depth = 0  # number of loops around
@@ -187,7 +214,7 @@ class Walk:
         for n, one in enumerate(block.stmts):
             place = block, n
             self.engages = later[n]
-            if place in self.forced:
+            if place in self.forced and place not in self.barred:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
             self.arriving = st.calls(one, "cluster_arrive")
@@ -280,7 +307,9 @@ class Walk:
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place a barrier before `one` if its accesses conflict with earlier ones."""
         alone = self.group is not None and len(self.group.threads) == 1  # a thread orders its own accesses
-        clashes = [] if alone else self._clashes(new, state)
+        clashes = iter(()) if alone else self._clashes(new, state)
+        if place in self.barred:
+            clashes = (pair for pair in clashes if not self._are_of_branches(*pair))
         if not self.divergent:
             if any(True for _ in clashes) or (self.after_roles and new and not self._frees_roles(one)):
                 self.after_roles = False
@@ -329,7 +358,8 @@ class Walk:
         self.awaited |= awaited
         if not all(self._waits_for(old, arrivals) for old in state.since.values()):
             self._barrier(place, state, places)
-        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled, self.hazards.polls)
+        kernel, polls = replace(self.kernel, body=role.body), self.hazards.polls
+        inner = Walk(kernel, role.count, role.first, self.filled, polls, self.barred)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # engines that run in another role read it
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
@@ -364,6 +394,11 @@ class Walk:
         other = self.handing.get(new.origin)
         return other is not None and other is not self.handing.get(old.origin) and self._waits_for(old, other[1])
 
+    def _are_of_branches(self, old: Access, new: Access) -> bool:
+        """Return whether two accesses are of threads in different branches."""
+        mine, other = self.parting.get(old.origin), self.parting.get(new.origin)
+        return mine is not None and other is not None and mine is not other
+
     def _waits_for(self, old: Access, arrivals: IdSet[Buffer]) -> bool:
         """Return whether the branch of an earlier access waits for one of these arrivals: a barrier would stop both."""
         mbarriers = self.handing.get(old.origin)
@@ -389,9 +424,12 @@ class Walk:
     def _if(self, one: If, place: Place, state: State, places: dict[Place, float]) -> None:
         """Place barriers in a branch; conflicts with earlier accesses are ordered in front, for both ways."""
         splits = self.facts.is_divergent(one.condition)
-        if splits and not self.divergent and any(mbarriers := _mbarriers_of(one)):
+        if splits and not self.divergent:
+            mbarriers = _mbarriers_of(one)
             for access in self._accesses(one):
-                self.handing[access.origin] = mbarriers
+                self.parting[access.origin] = one
+                if any(mbarriers):
+                    self.handing[access.origin] = mbarriers
         self._meet(self._accesses(one), one, place, state, places)
         self._add(self._head(one), state)
         outer = self.divergent, self.conditions, self.showing, self.group
@@ -473,7 +511,7 @@ class Walk:
             return
         runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
         fronts = [False]
-        if not outer and any(True for _ in self._clashes(self._accesses(loop), state)):
+        if not outer and place not in self.barred and any(True for _ in self._clashes(self._accesses(loop), state)):
             fronts.append(True)
             if state.is_hidden and self.engages:
                 self.fences.add(place)  # for a barrier there, if one is chosen
@@ -691,6 +729,7 @@ class Insert(Rewriter):
 
     def __init__(self, places: set[Place], found: Found):
         self.places, self.found = places, found
+        self.made: IdMap[Do, Place] = IdMap()  # the places of new barriers
         self.wait: Do | None = None  # the barrier of the role around
 
     def visit_Role(self, role: Role) -> Stmt:
@@ -713,7 +752,9 @@ class Insert(Rewriter):
         if fence or (before and place in self.found.shown):
             yield replace(fence_proxy_async(), span=span)
         if place in self.places:
-            yield replace(self.found.others.get(place) or barrier(), span=span)
+            new = replace(self.found.others.get(place) or barrier(), span=span)
+            self.made[new] = place
+            yield new
 
     def visit_Block(self, block: Block) -> Block:
         """Rewrite a block with barriers and fences between its statements."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -181,13 +181,15 @@ class _Machine(Visitor):
     def block(self, block: st.Block) -> Step:
         """Compile statements that run in order."""
         steps = []
-        for parts, stmts in itertools.groupby(block.stmts, self._parts):
-            if parts:
-                found = list(stmts)
+        at = 0
+        while at < len(block.stmts):
+            found = self._parting(block.stmts, at)
+            if found:
                 roles = [one for one in found if isinstance(one, st.Role)]
                 steps.append((self.roles(roles) if len(roles) == len(found) else self.branches(found), False))
             else:
-                steps += [(self.stmt(s), leaves(s)) for s in stmts]
+                steps.append((self.stmt(block.stmts[at]), leaves(block.stmts[at])))
+            at += max(len(found), 1)
         if any(early for _, early in steps):
             return self._leaving_block(steps)
         plain = [step for step, _ in steps]
@@ -371,6 +373,22 @@ class _Machine(Visitor):
         if not isinstance(one, st.If) or not isinstance(self.clock, VectorClock) or leaves(one):
             return False
         return parts_warps(one, self.expressions.fixed)
+
+    def _parting(self, stmts: Sequence[st.Stmt], at: int) -> list[st.Stmt]:
+        """Return the statements from `at` on in which threads part, with branches of threads that lie between them."""
+        last = at
+        for n in range(at, len(stmts)):
+            one = stmts[n]
+            if self._parts(one):
+                last = n + 1
+            elif (
+                last == at
+                or not isinstance(one, st.If)
+                or leaves(one)
+                or not isinstance(self.expressions.fixed(one.condition), np.ndarray)
+            ):
+                break
+        return list(stmts[at:last])
 
     def _as_branch(self, one: st.Stmt) -> st.Stmt:
         """Return a role as the branch of its threads; another statement as it is."""
