@@ -152,6 +152,29 @@ def test_names_of_modules_can_be_changed_in_place() -> None:
     subprocess.run([sys.executable, "-c", CHANGED], check=True)
 
 
+COPIES = """
+import importlib, sys
+import torch_tile.compat
+for name, served in torch_tile.compat.ELSEWHERE.items():
+    changed = f"torch_tile.{name.removeprefix('tilelang.')}"
+    inner = importlib.import_module(served)
+    if importlib.import_module(changed) is not inner:
+        continue  # a module of ours has this name, too
+    for part in [n for n, m in vars(inner).items() if getattr(m, "__name__", "") == f"{served}.{n}"]:
+        importlib.import_module(f"{changed}.{part}")
+import torch_tile.backend.target, torch_tile.layout.swizzle, torch_tile.tvm.target, torch_tile.tvm.tir
+files = {}
+for name, module in sys.modules.items():
+    if name.startswith("torch_tile.") and getattr(module, "__file__", None):
+        assert files.setdefault(module.__file__, module) is module, name
+"""
+
+
+def test_a_module_of_two_names_is_loaded_once() -> None:
+    """Inside a module that was imported by TileLang's name for it, too: a second copy would have its own state."""
+    subprocess.run([sys.executable, "-c", COPIES], check=True)
+
+
 @pytest.mark.parametrize("line", ABSENT)
 def test_names_without_a_counterpart_are_imported_and_refused_in_use(installed, line):
     found: dict = {}

@@ -103,3 +103,24 @@ def test_layers_are_one_graph_for_all_sizes(name: str, seed: int) -> None:
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*given), layer(*given))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_and_batches_of_transforms(name, seed):
+    """torch.func.grad and torch.vmap give what autograd and calls in turn give; so do second gradients."""
+    layer = LAYERS[name]()
+    routes = (torch.randint(G, (5, 2)), torch.rand(5, 2)) if "experts" in name else ()
+    batch = torch.randn(2, 5, K)
+
+    def loss(x):
+        return layer(x, *routes).sin().sum()
+
+    called = torch.stack([layer(x, *routes) for x in batch])
+    torch.testing.assert_close(torch.vmap(lambda x: layer(x, *routes))(batch), called)
+    leaf = batch[0].clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+    assert wanted.any()
+    torch.testing.assert_close(torch.func.grad(loss)(batch[0]), wanted)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(batch)[0], wanted)
+    (second,) = torch.autograd.grad(wanted.square().sum(), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(batch[0]), second)

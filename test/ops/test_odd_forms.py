@@ -19,6 +19,8 @@ from torch_tile.ops.registration import SCHEMAS
 
 ALL = bool(os.environ.get("TORCH_TILE_ALL_FORMS"))
 OPS_DRAWN = 6
+WITHOUT_GRADIENT = [op for op in SCHEMAS if re.search("quantize|scaled|fp8|index|select|schedule|_tokens|pages", op)]
+WITHOUT_GRADIENT += [op for op in SCHEMAS if op.endswith("_backward")]  # whose arguments are results of a forward
 DENSE = ("mla_decode_fp8",)  # a position of its cache is a run of bytes
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -125,6 +127,13 @@ def other_sizes(args):
     return [(size, new) for size in sorted(sizes) for new in (0, 1) if size > 1]
 
 
+def cut(x, size, new):
+    """The tensor with `new` elements in each dimension that has `size`."""
+    for d in range(x.dim()):
+        x = x.narrow(d, 0, new) if x.shape[d] == size else x
+    return x
+
+
 @each_op
 @dtypes
 def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
@@ -132,13 +141,69 @@ def test_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
     for each, args, (size, new) in drawn(op, dtype, samples, seed, other_sizes):
         print(each, "size", size, "becomes", new)
 
-        def cut(x, size=size, new=new):
-            for d in range(x.dim()):
-                x = x.narrow(d, 0, new) if x.shape[d] == size else x
-            return x
-
-        cuts = tree_map_only(torch.Tensor, cut, args)
+        cuts = tree_map_only(torch.Tensor, lambda x, size=size, new=new: cut(x, size, new), args)
         check(outcome(each, cuts), outcome(each, to_double(cuts)), dtype)
+
+
+def gradients(op, args, wanted, seed):
+    """The gradients of the tensors numbered `wanted`, by random gradients of the results; or the forward's error."""
+    leaves, spec = tree_flatten(tree_map_only(torch.Tensor, lambda x: x.detach(), args))
+    inputs = [leaves[n].requires_grad_() for n in wanted]
+    results = outcome(op, tree_unflatten(leaves, spec))
+    if isinstance(results, Exception):
+        return results
+    results = [x for x in results if x.requires_grad]
+    draw = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(x.shape, generator=draw).to(x.dtype) for x in results]
+    made = torch.autograd.grad(results, inputs, grads, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, made, strict=True)]
+
+
+@each_op
+@dtypes
+def test_gradients_of_sizes_of_0_and_1(op, dtype, samples, to_double, seed):
+    """What is computed has gradients, of any choice of the tensors that may want one."""
+
+    def differentiable(*given):
+        return samples(*given, requires_grad=True)
+
+    for each, args, (size, new) in drawn(op, dtype, differentiable, seed, other_sizes, WITHOUT_GRADIENT):
+        cuts = tree_map_only(torch.Tensor, lambda x, size=size, new=new: cut(x, size, new), args)
+        may = [n for n, x in enumerate(tree_leaves(cuts)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        draw = random.Random(f"{each} {seed} {size} {new}")
+        wanted = draw.sample(may, draw.randint(1, len(may)))
+        print(each, "size", size, "becomes", new, "gradients of", wanted)
+        check(gradients(each, cuts, wanted, seed), gradients(each, to_double(cuts), wanted, seed), dtype)
+
+
+@pytest.mark.parametrize("op", ["gated_delta_rule", "gated_linear_attention", "rwkv7", "ssd_chunk_scan"])
+def test_gradients_of_a_scan_of_no_tokens(op, samples):
+    """Of all results and of each, where no state stood before that they could depend on."""
+    args = tree_map_only(torch.Tensor, torch.Tensor.detach, samples(op, 3, torch.float32)[0])
+    given = [x.narrow(1, 0, 0).requires_grad_() if isinstance(x, torch.Tensor) and x.dim() > 1 else x for x in args]
+    leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    results = getattr(torch.ops.tile, op)(*given)
+    for chosen in (results, results[:1], results[1:]):
+        made = torch.autograd.grad(chosen, leaves, [torch.ones_like(x) for x in chosen], retain_graph=True)
+        assert [x.shape for x in made] == [x.shape for x in leaves]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_windows_of_any_length(step, padding, seed):
+    """A convolution is refused where torch refuses it, and has torch's gradients elsewhere."""
+    torch.manual_seed(seed)
+    for size in range(5):
+        x, weight = torch.randn(2, size, 4, requires_grad=True), torch.randn(3, 3, 4, requires_grad=True)
+        if size + 2 * padding < 3:
+            with pytest.raises(RuntimeError, match=r"tile\.conv: x's dimension 1 is shorter than the window"):
+                torch.ops.tile.conv(x, weight, None, None, [step], [padding])
+            continue
+        got = torch.ops.tile.conv(x, weight, None, None, [step], [padding])
+        wanted = torch.nn.functional.conv1d(x.mT, weight.mT, None, step, padding).mT
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        for a, b in zip(*(torch.autograd.grad(y.sin().sum(), [x, weight]) for y in (got, wanted)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def other_shapes(x):

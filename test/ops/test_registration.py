@@ -505,3 +505,24 @@ def test_gradients_inside_of_transforms(name, samples):
     batch = [torch.stack([t, t]) for t in tensors]
     for a, b in zip(torch.func.vmap(torch.func.grad(loss))(batch), wanted, strict=True):
         torch.testing.assert_close(a[1], b)
+
+
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if "group" not in n])  # whose gradients call a grouped op
+def test_gradients_of_a_batch(name, samples):
+    """`is_grads_batched`, as torch.autograd.functional.jacobian(vectorize=True) has it: torch's older vmap.
+
+    That calls no operator with a list of tensors.
+    """
+    for args in samples(name, 12, torch.float32, requires_grad=True)[:2]:
+        tensors, filled = leaves_of(args)
+        given = [t.requires_grad_() for t in tensors]
+        result = outputs(getattr(torch.ops.tile, name).default(*filled(given)))
+        result = [r for r in result if r.requires_grad]
+        grads = [torch.linspace(-1, 1, 2 * r.numel(), dtype=r.dtype).reshape(2, *r.shape) for r in result]
+        options = {"allow_unused": True, "retain_graph": True}
+        batch = torch.autograd.grad(result, given, grads, is_grads_batched=True, **options)
+        for n in range(2):
+            for a, b in zip(batch, torch.autograd.grad(result, given, [g[n] for g in grads], **options), strict=True):
+                assert (a is None) == (b is None)
+                if a is not None:
+                    torch.testing.assert_close(a[n], b, rtol=1e-4, atol=1e-4)

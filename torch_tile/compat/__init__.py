@@ -14,11 +14,11 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from torch_tile.compat.absent import MODULES, NAMES, absent, reason, reason_of_name
+from torch_tile.compat.absent import MODULES, NAMES, absent, is_absent, reason, reason_of_name
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.tolerance import tolerate
 
@@ -92,8 +92,6 @@ def install(tvm: bool = True) -> None:
                 + (", or install(tvm=False)" if name == "tvm" else "")
             )
         _serving.add(name)
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
     tolerate(True)
 
 
@@ -101,16 +99,15 @@ def uninstall() -> None:
     """Undo `install`: later imports find the real modules again."""
     for name in [name for name in sys.modules if name.partition(".")[0] in _serving]:
         del sys.modules[name]
-    for name in _inserted:
+    for name in reversed(_inserted):  # inner ones first
         above, _, last = name.rpartition(".")
-        sys.modules.pop(name, None)
-        vars(sys.modules[above]).pop(last, None)
+        gone = sys.modules.pop(name, None)
+        if gone is not None and above in sys.modules and vars(sys.modules[above]).get(last) is gone:
+            delattr(sys.modules[above], last)
     _serving.clear()
     _given.clear()
     _inserted.clear()
     tolerate(False)
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
 
 
 def is_installed() -> bool:
@@ -126,21 +123,21 @@ def counterpart(name: str) -> str:
     return f"{counterpart(above)}.{last}" if above else OURS
 
 
-def _inside(module: str, last: str) -> str:
-    """Return the counterpart of TileLang's module `last` inside the one for which our `module` stands; "" for none."""
-    for name, served in ELSEWHERE.items():
-        above, _, inner = name.rpartition(".")
-        if inner == last and above and counterpart(above) == module:
-            return served
-    return ""
+def _names(module: str) -> list[str]:
+    """Return TileLang's and TVM's names of a module: those for which ours stands, its own if it is absent here."""
+    if module.partition(".")[0] != OURS:
+        return [module]
+    own = f"tilelang{module.removeprefix(OURS)}"
+    return [own, *(name for name, served in ELSEWHERE.items() if served == module)]
 
 
 def _exists(name: str) -> bool:
-    """Return whether there is a module of this name."""
+    """Return whether there is a module of this name, and not only what stands for one that is absent."""
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # a module around it is no package
         return False
+    return spec is not None and not isinstance(spec.loader, _Lacking)
 
 
 def _hides(name: str) -> bool:
@@ -180,94 +177,83 @@ def _keep_functions(fullname: str) -> None:
             sys.modules[name] = importlib.import_module(ELSEWHERE[name])
 
 
-class _AbsentModule(ModuleType):
-    """A module of which each name can be imported and none can be used."""
+class _Lacking(Loader):
+    """An import loader of what has no counterpart, a module or a name that would stand where a module does: absent.py.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return absent(f"{self.__name__}.{name}")
+    `name` is what its use is told, and `why` the reason.
+    """
 
-
-class _Empty(Loader):
-    """An import loader of modules without a counterpart: absent.py. `name` is TileLang's or TVM's."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module, whose names are all absent."""
-        return _AbsentModule(self.name, f"It is {reason(self.name)}.")
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is complete, and has no code to run."""
-
-
-class _Name(Loader):
-    """An import loader of a name that a module of ours lacks: it stands where a module would."""
-
-    def __init__(self, why: str):
-        self.why = why
+    def __init__(self, name: str, why: str):
+        self.name, self.why = name, why
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        """Return an absent name."""
-        return absent(spec.name, self.why)
+        """Return an absent name, whose names are all absent."""
+        return absent(self.name, self.why)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: an absent name has no code to run."""
 
 
 class _Finder(MetaPathFinder):
-    """An import finder of the modules that `install` serves.
+    """An import finder that Python asks first: of names that `install` serves, and of names inside renamed modules.
 
-    Python looks for a name that a module lacks as for a module inside, by the module's own name: for
-    `from tilelang import _ffi_api` it asks for torch_tile._ffi_api.
+    A renamed module was imported by another name than its own. Python would load its parts a second time.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the counterpart's, for served names. Raises ModuleNotFoundError where there is none."""
-        module, _, last = fullname.rpartition(".")
-        if module in _given and PathFinder.find_spec(fullname, path) is None:
-            loader: Loader | None = None
-            if name := _inside(module, last):
-                loader = _Served(fullname, name)
-            elif why := reason_of_name(module, last):
-                loader = _Name(why)
-            if loader is not None:
-                _inserted.append(fullname)
-                return ModuleSpec(fullname, loader, is_package=True)
-        if fullname.partition(".")[0] not in _serving:
+        """Return the counterpart's. Raises ModuleNotFoundError for served names without one."""
+        root = fullname.partition(".")[0]
+        if root not in _serving and not (root == OURS and _home(fullname) != fullname.rpartition(".")[0]):
             return None
-        name = counterpart(fullname)
-        if _exists(name) and not _hides(fullname):
-            return ModuleSpec(fullname, _Served(fullname, name), is_package=True)
-        if reason(fullname):
-            return ModuleSpec(fullname, _Empty(fullname), is_package=True)
-        raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
+        found = find_counterpart(fullname)
+        if found is None and root in _serving:
+            raise ModuleNotFoundError(f"torch_tile has no counterpart of the module {fullname!r}", name=fullname)
+        return found
+
+
+def _home(fullname: str) -> str:
+    """Return the own name of the module in which one of this name is looked for."""
+    above = fullname.rpartition(".")[0]
+    module = sys.modules.get(above)
+    if module is None:
+        return above
+    return module.__qualname__ if is_absent(module) else module.__name__
 
 
 def find_counterpart(fullname: str) -> ModuleSpec | None:
-    """Find what TileLang's module or name is here, where a file asks for it as `torch_tile.NAME`; None for others.
+    """Find what TileLang's module or name is here, by TileLang's name or as `torch_tile.NAME`; None for others.
 
-    Names without a counterpart can be imported, as after `install`, but few private ones. Their use is an error.
+    Python looks for a name that a module lacks as for a module inside, by the module's own name: for
+    `from tilelang import _ffi_api` it asks for torch_tile._ffi_api. Names without a counterpart can be imported, but
+    few private ones unless `install` serves their module. Their use is an error.
     """
-    module, _, last = fullname.rpartition(".")
-    inside = fullname.removeprefix(f"{OURS}.")
-    name = inside if inside.startswith("tvm.") else f"tilelang.{inside}"
-    if name in ELSEWHERE:
-        return ModuleSpec(fullname, _Served(fullname, ELSEWHERE[name]), is_package=True)
-    if last.startswith("_") and last not in NAMES.get(module, "").split():
+    is_served, home, last = fullname.partition(".")[0] in _serving, _home(fullname), fullname.rpartition(".")[2]
+    names = [fullname] if is_served else [f"{name}.{last}" for name in _names(home)]
+    served = [counterpart(name) for name in names if not _hides(name)]
+    loader: Loader | None = None
+    if found := next((name for name in served if name != fullname and _exists(name)), ""):
+        loader = _Served(fullname, found)
+    elif lacking := next((name for name in names if reason(name) and (is_served or _is_lacking(name, fullname))), ""):
+        loader = _Lacking(lacking, reason(lacking))
+    elif not last.startswith("_") or home in _given or last in NAMES.get(home, "").split():
+        why = reason_of_name(home, last)
+        loader = _Lacking(fullname, why) if why else None
+    if loader is None:
         return None
-    is_within_absent = name.startswith("tvm.") or isinstance(sys.modules.get(module), _AbsentModule)
-    if name in MODULES or (is_within_absent and reason(name)):
-        return ModuleSpec(fullname, _Empty(name), is_package=True)
-    why = reason_of_name(module, last)
-    return ModuleSpec(fullname, _Name(why), is_package=True) if why else None
+    if _serving and not is_served:
+        _inserted.append(fullname)
+    return ModuleSpec(fullname, loader, is_package=True)
+
+
+def _is_lacking(name: str, fullname: str) -> bool:
+    """Return whether TileLang's or TVM's `name`, asked for as `fullname`, is a module that is absent, or in one."""
+    return name in MODULES or name.startswith("tvm.") or is_absent(sys.modules.get(fullname.rpartition(".")[0]))
 
 
 _serving: set[str] = set()
 _given: set[str] = set()  # names of modules of ours that were served
 _inserted: list[str] = []  # names that they lacked
-_finder = _Finder()
+if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):  # a reload adds no second one
+    sys.meta_path.insert(0, _Finder())

@@ -170,9 +170,14 @@ def absent(name: str, why: str = "") -> Any:
     return _Absent(name.rpartition(".")[2], (), {"__qualname__": name, "__doc__": f"`{name}` is {why}.", "_why": why})
 
 
+def is_absent(found: object) -> bool:
+    """Return whether an object is what `absent` returned."""
+    return type(found) is _Absent
+
+
 def _refusal(cls: _Absent) -> TileError:
     """Say what an absent name is, on the line that uses it."""
     return error("absent_name", author_span(), name=cls.__qualname__, why=cls._why)
 
 
-__all__ = ["MODULES", "NAMES", "absent", "reason", "reason_of_name"]
+__all__ = ["MODULES", "NAMES", "absent", "is_absent", "reason", "reason_of_name"]

@@ -161,7 +161,8 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
         raise LaunchError(not_a_tensor(name, value))
     wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
     if value.dtype not in wanted:
-        raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")
+        wants, fix = param.torch_dtype(), f"give {name}.to({param.torch_dtype()}), or declare `{name}` with its dtype"
+        raise LaunchError(f"argument `{name}` must have dtype {wants}, got {value.dtype}: {fix}")
     if value.dim() != param.rank and param.origin != "pointer":
         raise LaunchError(f"argument `{name}` must have {param.rank} dimensions, got shape {list(value.shape)}")
     if value.device.type != kind:

@@ -289,7 +289,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "slow_product": (
         "tensor cores cannot compute this T.gemm, as {why}: it takes multiply-adds of single elements",
-        "give the block, or the role around, another number of threads: threads={threads}",
+        "{fix}",
     ),
     "narrow_sum": (
         "`{buffer}` sums up {terms} terms in {dtype}, each rounded to its few digits: the result is off",

@@ -65,6 +65,9 @@ class Epoch:
     span: Span | None
 
 
+OPEN_KERNEL = "write `with T.Kernel(blocks, threads=128) as bx:` above, and the statements in its body"
+
+
 class Tracer:
     """The state of tracing: the program being recorded, scope by scope."""
 
@@ -114,7 +117,8 @@ class Tracer:
             if self.waiting is not None:
                 fix = "write `with T.Kernel(...) as bx:`, and the body inside"
                 raise error("not_opened", self.waiting.span, fix=fix)
-            raise error("not_in_kernel", None, what=describe_statement(stmt))
+            fix = "" if self.launch else OPEN_KERNEL
+            raise error("not_in_kernel", None, what=describe_statement(stmt), fix=fix)
         self.check_scopes(stmt)
         self.scopes[-1].stmts.append(stmt)
 
@@ -289,6 +293,8 @@ def _span_of(problem: BaseException) -> Span | None:
 
 def describe_statement(stmt: Stmt) -> str:
     """Name a statement for a message."""
+    if isinstance(stmt, Alloc):
+        return f"T.alloc_{stmt.buffer.scope}"
     name = getattr(stmt, "op_name", "")
     return f"T.{name}" if name else type(stmt).__name__.lower()
 

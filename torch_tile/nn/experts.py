@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue.program import evaluate
-from torch_tile.nn.quantized import Frozen
+from torch_tile.nn.quantized import Frozen, FrozenProduct
 from torch_tile.ops.checks import check_device, check_floating, check_size, check_tensors
 
 E4M3 = torch.float8_e4m3fn
@@ -283,13 +283,12 @@ def _check_held(layer: str, held: dict[str, Tensor], bits: int) -> None:
         raise ValueError(f"{layer}: of each expert, {shapes}; expected [2 I, K] and [K, I]")
 
 
-class _Float8GroupedProduct(torch.autograd.Function):
+class _Float8GroupedProduct(FrozenProduct):
     """The product of rows with their experts' matrices of Float8Experts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
         """Round `x` and multiply."""
-        ctx.save_for_backward(weight, scale, offsets)
         wide = scale.to(torch.float32)
         a, scale_a = torch.ops.tile.quantize_fp8.default(x, RUN if scale.shape[-1] > 1 else 0, E4M3)
         op = torch.ops.tile.grouped_scaled_gemm.default

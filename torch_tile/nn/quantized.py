@@ -317,13 +317,26 @@ def _check_features(layer: str, input: Tensor, features: int) -> None:
     )
 
 
-class _Int8Product(torch.autograd.Function):
+class FrozenProduct(torch.autograd.Function):
+    """A product with a frozen weight, for autograd and torch.func's transforms.
+
+    The first tensor of `forward` wants a gradient; the next ones are saved for `backward`, numbers are not.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the tensors of the weight."""
+        ctx.save_for_backward(*(x for x in inputs[1:] if isinstance(x, Tensor)))
+
+
+class _Int8Product(FrozenProduct):
     """The product of an Int8Linear."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, threshold: float) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, scale: Tensor, threshold: float) -> Tensor:
         """Round `x` but for its large columns, and multiply."""
-        ctx.save_for_backward(weight, scale)
         wide = scale.to(torch.float32)
         small, rest, text = x, [], ""
         if threshold:
@@ -344,13 +357,12 @@ class _Int8Product(torch.autograd.Function):
         return grad @ (weight.to(torch.float32) * scale.to(torch.float32)).to(grad.dtype), None, None, None
 
 
-class _Float8Product(torch.autograd.Function):
+class _Float8Product(FrozenProduct):
     """The product of a Float8Linear, with a gradient of the input only."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor | None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor | None) -> Tensor:
         """Round `x` and multiply."""
-        ctx.save_for_backward(weight, scale)
         wide = scale.to(torch.float32)
         if input_scale is None:
             a, scale_a = torch.ops.tile.quantize_fp8.default(x, 128 if scale.shape[1] > 1 else 0, torch.float8_e4m3fn)
@@ -364,6 +376,6 @@ class _Float8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Multiply by the widened weight."""
-        weight, scale = ctx.saved_tensors
+        weight, scale = ctx.saved_tensors[:2]
         wide = weight.to(torch.float32) * kernels("gemm.scaled").spread(scale.to(torch.float32), *weight.shape)
         return grad @ wide.to(grad.dtype), None, None, None

@@ -203,7 +203,7 @@ def test_a_kernel_for_gpus(dtype, accum, seed):
 
 @pytest.mark.parametrize(("of_a", "of_b"), [("float32", "float16"), ("bfloat16", "float32"), ("float16", "bfloat16")])
 def test_mixed_operands_could_be_faster(of_a: str, of_b: str) -> None:
-    """No tensor core multiplies two float types; the schedule says so, and what to write."""
+    """No tensor core multiplies two float types; a warning and the schedule say so, and what to write."""
 
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), of_a), B: T.Tensor((64, 64), of_b), C: T.Tensor((64, 64), "float32")):
@@ -216,5 +216,10 @@ def test_mixed_operands_could_be_faster(of_a: str, of_b: str) -> None:
             T.gemm(a, b, c, clear_accum=True)
             T.copy(c, C)
 
-    text = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule)
+    with pytest.warns(UserWarning, match="slow_product") as told:
+        text = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule)
+    warning = str(told[0].message)
+    assert (
+        f"as A is {of_a} and B {of_b}" in warning and "fix: copy one of them" in warning and "T.gemm(a, b, c" in warning
+    )
     assert f"A is {of_a} and B {of_b}: copy one of them" in text and "1 of what could be faster" in text

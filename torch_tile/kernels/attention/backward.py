@@ -111,7 +111,7 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
     dq = torch.matmul(of_product, kc.unsqueeze(2)).reshape(q.shape) * scale
     dk = torch.matmul(of_product.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
     stacked = torch.stack(kept) if kept else ds.new_empty(0, *shape)
-    return dq, dk, dv, stacked.flatten(2, 3)
+    return dq, dk, dv, stacked.reshape(len(kept), batch, shape[1] * shape[2], q_len, kv_len)
 
 
 @entry_function(AttentionBackwardArgs, reference, lambda args: empty_results(args.q, args.k, args.v, args.keep))

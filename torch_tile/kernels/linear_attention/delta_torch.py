@@ -208,11 +208,12 @@ def gradients_in_torch(args: Any, names: tuple[str, ...], function: Callable[...
         leaves = {name: t.view_as(t) if twice else t.detach() for name, t in leaves.items()}
         leaves = {name: t if t.requires_grad else t.requires_grad_() for name, t in leaves.items()}
         out, state = function(*forward._replace(**leaves), at_once=twice and forward.v.shape[1] > 0)
-        results, upstream = [out], [args.grad]
-        if args.grad_state is not None:
-            results.append(state)
-            upstream.append(args.grad_state.to(state.dtype))
-        made = torch.autograd.grad(results, list(leaves.values()), upstream, create_graph=twice, allow_unused=True)
+        pairs = [(y, g.to(y.dtype)) for y, g in ((out, args.grad), (state, args.grad_state)) if g is not None]
+        pairs = [(y, g) for y, g in pairs if y.requires_grad]  # no token: the state is that of before, or 0
+        made: Any = (None,) * len(leaves)
+        if pairs:
+            results, upstream = [y for y, _ in pairs], [g for _, g in pairs]
+            made = torch.autograd.grad(results, list(leaves.values()), upstream, create_graph=twice, allow_unused=True)
     found = dict(zip(leaves, made, strict=True))
     return tuple(
         args.q.new_empty(0)

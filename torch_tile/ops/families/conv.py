@@ -58,7 +58,7 @@ def _fake(args: ConvArgs[Tensor]) -> Tensor:
     )
     sizes = args.window(dims).sizes(x.shape[1:-1], weight.shape[1:-1])
     for dim, size in enumerate(sizes):
-        require(size >= 0, lambda: f"tile.{OP}: x's dimension {dim + 1} is shorter than the window")  # noqa: B023
+        require(size >= 1, lambda: f"tile.{OP}: x's dimension {dim + 1} is shorter than the window")  # noqa: B023
     if residual is not None:
         checks.check_dims(OP, "residual", residual, x.dim(), "[N, *sizes, F], as the result")
         checks.check_sizes(OP, "residual", residual, (x.shape[0], *sizes, weight.shape[0]), "as the result")

@@ -127,16 +127,23 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[A
     qc, q_pec = q.to(compute), q_pe.to(compute)
     p, _ = family.probabilities(qc, q_pec, latent, rotary, keep, scale)
     upstream = grad.to(compute)
-    grad_p = torch.einsum("bthc,bsc->bths", upstream, latent)
+    # Products and no einsum, for which torch's older vmap (`is_grads_batched`) has no rule.
+    grad_p = upstream @ latent[:, None].mT
     grad_s = scale * p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
-    grad_q = torch.einsum("bths,bsc->bthc", grad_s, latent)
-    grad_q_pe = torch.einsum("bths,bsr->bthr", grad_s, rotary)
-    grad_latent = torch.einsum("bths,bthc->bsc", p, upstream) + torch.einsum("bths,bthc->bsc", grad_s, qc)
-    grad_rotary = torch.einsum("bths,bthr->bsr", grad_s, q_pec)
+    grad_q, grad_q_pe = grad_s @ latent[:, None], grad_s @ rotary[:, None]
+    grad_latent = _over_rows(p, upstream) + _over_rows(grad_s, qc)
+    grad_rotary = _over_rows(grad_s, q_pec)
     grad_kv = _scatter_pages(grad_latent, kv, block_table)
     grad_k_pe = _scatter_pages(grad_rotary, k_pe, block_table)
     of_q = {"q": grad_q.to(q.dtype), "q_pe": grad_q_pe.to(q.dtype)}
     return op_gradients(MlaDecodeArgs, **of_q, kv=grad_kv, k_pe=grad_k_pe)
+
+
+def _over_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """Multiply `[B, T, H, S]` and `[B, T, H, C]` into `[B, S, C]`."""
+    batch, length, heads, positions = weights.shape
+    count, columns = length * heads, rows.shape[-1]
+    return weights.reshape(batch, count, positions).mT @ rows.reshape(batch, count, columns)
 
 
 def _scatter_pages(grad: Tensor, pages: Tensor, block_table: Tensor | None) -> Tensor:

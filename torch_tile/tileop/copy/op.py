@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.dtype import converted
-from torch_tile.ir.expr import Load, cast, is_zero
+from torch_tile.ir.expr import Const, Load, cast, is_zero
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.node import equal, find, node_class
 from torch_tile.ir.stmt import For, Stmt, Store
@@ -18,6 +18,7 @@ from torch_tile.tileop.base import (
     Annotations,
     RegisteredOp,
     Tile,
+    describe,
     describe_tile,
     is_one,
     need_choice,
@@ -131,6 +132,14 @@ class Copy(RegisteredOp):
                 head = f"{side.buffer.name}[{', '.join('ijkl'[:named])}{', 0' * (len(side.ranges) - named)}]"
                 given = "one index names" if named == 1 else f"{named} indices name"
                 return f"{given} one row: `{head}` begins there and takes the extents of the tile"
+        for side, other in ((self.src, self.dst), (self.dst, self.src)):
+            tile = side.is_whole and side.buffer.scope in ("shared", "fragment")
+            if tile and len(a) == len(b) and all(isinstance(n, Const) for n in other.tile_shape):
+                part = "read" if side is self.dst else "write"
+                return (
+                    f"give `{side.buffer.name}` the shape {describe(other.tile_shape)}, or {part} a part of "
+                    f"`{other.buffer.name}` that has the shape {describe(side.tile_shape)}"
+                )
         return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
 from torch_tile.diagnostics.kernel_warnings import warn_of
+from torch_tile.intrinsics.matrix import shape_for
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Expr, const
@@ -53,6 +54,7 @@ IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
     mma,
     fma,
 )  # the first that does not refuse takes the product
+COPY_ONE = "copy one of them to a tile of the other's type"
 WHOLE_WARPS = (32, 64, 128, 256)  # threads that share a product by tensor cores
 
 
@@ -195,12 +197,15 @@ class Gemm(RegisteredOp):
             a, b = self.A.buffer.dtype, self.B.buffer.dtype
             exact, mixed = mma.has_product(self, ctx), a != b and a.is_float and b.is_float
             became = "multiply-adds of single elements" + ("" if exact or mixed else f" ({'; '.join(reasons)})")
-            cast_one = f"A is {a} and B {b}: copy one of them to a tile of the other's type"
+            cast_one = f"A is {a} and B {b}: {COPY_ONE}"
             ctx.build.remark(self.span, "T.gemm", became, cast_one if mixed else "; ".join(reasons) if exact else "")
             fitting = [n for n in WHOLE_WARPS if exact and mma.refuses(self, replace(ctx, count=n)) is None]
-            if fitting:
+            if mixed and any(shape_for(each.name, each.name, self.C.buffer.dtype.name, ctx.target) for each in (a, b)):
+                warn_of([diagnose("slow_product", self.span, why=f"A is {a} and B {b}", fix=COPY_ONE)])
+            elif fitting:
                 nearest = min(fitting, key=lambda n: abs(n - ctx.count))
-                warn_of([diagnose("slow_product", self.span, why=reasons[-1], threads=nearest)])
+                fix = f"give the block, or the role around, another number of threads: threads={nearest}"
+                warn_of([diagnose("slow_product", self.span, why=reasons[-1], fix=fix)])
         return implementation.lower(self, ctx)
 
     def implementation(self, ctx: ThreadContext) -> tuple[GemmImplementation, list[str]]:
