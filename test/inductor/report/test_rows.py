@@ -125,7 +125,8 @@ def test_torch_logs(logs, tmp_path):
     installed = tmp_path / "registers_tile-0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: registers_tile\nVersion: 0\n")
-    (installed / "entry_points.txt").write_text("[torch.backends]\ntile_logs = torch_tile_logs:register\n")
+    backend = "[torch_dynamo_backends]\ntile = torch_tile.inductor.backend:tile\n"
+    (installed / "entry_points.txt").write_text(f"{backend}[torch.backends]\ntile_logs = torch_tile_logs:register\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     environment = os.environ | {"TORCH_LOGS": logs, "PYTHONPATH": path, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     program = tmp_path / "program.py"
