@@ -26,6 +26,18 @@ template <int pending, bool behind = false> TILE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// Keep the arithmetic that makes `value` in front of waits that follow: ptxas keeps to a store, which never happens.
+TILE_DEVICE void wgmma_hold(const float* value) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred never;\n"
+      "  .reg .u32 threads;\n"
+      "  mov.u32 threads, %%ntid.x;\n"
+      "  setp.eq.u32 never, threads, 0;\n"
+      "  @never st.shared.f32 [threads], %0;\n"
+      "}" ::"f"(*value) : "memory");
+}
+
 // Mark results of products that were waited for: reads of them stay behind this.
 TILE_DEVICE void wgmma_result(float& d) { asm volatile("" : "+f"(d)::"memory"); }
 TILE_DEVICE void wgmma_result(int& d) { asm volatile("" : "+r"(d)::"memory"); }

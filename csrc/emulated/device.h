@@ -306,6 +306,7 @@ template <int pending, bool behind = false> inline void wgmma_wait() {
 }
 inline int warpgroup_index() { return threadIdx.x / 128; }
 template <int count, class D> inline void wgmma_results(D*) {}
+inline void wgmma_hold(const float*) {}
 
 struct InRegisters {};
 

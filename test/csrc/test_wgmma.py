@@ -25,6 +25,8 @@ extern "C" __global__ void k(uint64_t* out, int step) {
   out[threadIdx.x] = Walk<128, 16, 1024, false>::from(shared_memory + 2048 * step, 32);
   wgmma_fence();
   wgmma_commit();
+  float held = float(step);
+  wgmma_hold(&held);
   wgmma_wait<0>();
   wgmma_wait<7>();
   float x[2] = {float(step), 2.0f};

@@ -147,6 +147,14 @@ def wgmma_results(d: Address, count: int) -> Do:
     return Do(Call("wgmma_results", (d,), dt.int32, (count,)))
 
 
+def wgmma_hold(value: Address) -> Do:
+    """Keep the arithmetic that makes `value` in front of waits that follow.
+
+    ptxas moves waits for products up across arithmetic that needs no result, which then runs beside no product.
+    """
+    return Do(Call("wgmma_hold", (value,), dt.int32))
+
+
 # Names of types in PTX.
 _PTX = {
     "float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8",
@@ -213,6 +221,12 @@ declare(
         "wgmma_results", 1, same, "", cuda="wgmma_results",
         effects=lambda call: (Access(0, "rw", int(str(call.options[0]))),), header="wgmma.h", arch=HOPPER, only=True,
         engine=Engine.WGMMA, sync=Sync.PIN,
+    )
+)  # fmt: skip
+declare(
+    Intrinsic(
+        "wgmma_hold", 1, same, "", cuda="wgmma_hold", effects=lambda call: (Access(0, "r", 1),), header="wgmma.h",
+        arch=HOPPER, only=True, engine=Engine.WGMMA, sync=Sync.PIN,
     )
 )  # fmt: skip
 for _name in OWN_ROWS:  # lowering replaces them (resolve_own_rows); for the interpreter of tiles all rows are one's own

@@ -78,6 +78,10 @@ _AHEAD = Source(
     'attention --only "s512 full,s1024 full" --rivals FA4', _H200, "2026-11-30",
     "h200_attention_queries_ahead_2026-11-30.txt",
 )  # fmt: skip
+_NEXT = Source(
+    'attention --only "s4096 causal,b2 s8192 causal,s4096 full" --rivals FA4', _H200, "2026-11-30",
+    "h200_attention_next_tiles_2026-11-30.txt",
+)  # fmt: skip
 _CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_bulk_2026-11-30.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
@@ -179,6 +183,11 @@ RULES = (
     # Whether blocks take a long tile and a short one, by pairs for each SM. The value counts last rounds by length.
     # One or two rounds that are almost full take 5 % less time.
     # Three to eight take 1 to 3 % less, sixteen 1 to 3 % more.
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", "==", 2048), ("lse", "==", 1)), 1, _NEXT),
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 3.8), ("pairs", "<=", 4), ("keys", "==", 4096), ("lse", "==", 1)), 2, _NEXT),
+    Rule("attention.rounds_by_length", "has_wgmma", (("lse", "==", 1),), None, _NEXT),
     Rule("attention.rounds_by_length", "has_wgmma", (("pairs", ">=", 0.9), ("pairs", "<=", 1)), 0, _PAIRS),
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", ">=", 2048), ("keys", "<=", 4096)), 1, _EVEN_PAIRS),
@@ -188,6 +197,27 @@ RULES = (
     # Of 8192 keys it takes 2 % more.
     Rule("attention.in_order", "has_wgmma", (("waves", ">", 1), ("waves", "<=", 16), ("keys", "<=", 2048)),
          True, _AHEAD),
+    Rule("attention.in_order", "has_wgmma", (("waves", ">", 1), ("waves", "<=", 8), ("keys", "<=", 4096)),
+         True, _NEXT),
+    # Whether blocks that take tiles under a causal mask by falling length, of all heads, start the next tile early.
+    # None where other blocks are faster. `cached` is the part of the cache that keys and values of all heads take.
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 1), ("lse", "==", 0), ("cached", "<=", 1), ("waves", ">=", 1.9), ("keys", ">=", 1000),
+          ("keys", "<=", 2048)), True, _NEXT),
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 1), ("lse", "==", 0), ("cached", "<=", 1), ("waves", ">=", 8)), False, _AHEAD),
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 1), ("lse", "==", 1), ("cached", "<=", 1), ("waves", ">=", 15), ("waves", "<=", 16),
+          ("keys", "==", 4096)), True, _NEXT),
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 0), ("lse", "==", 0), ("width", "==", 128), ("keys", ">=", 8000), ("keys", "<=", 8192),
+          ("waves", ">=", 24), ("waves", "<=", 32)), False, _NEXT),
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 0), ("lse", "==", 0), ("width", "==", 128), ("keys", ">=", 6144), ("keys", "<=", 8192),
+          ("waves", ">=", 11), ("waves", "<=", 17)), True, _NEXT),
+    Rule("attention.by_length", "has_wgmma",
+         (("grouped", "==", 0), ("lse", "==", 1), ("width", "==", 128), ("keys", "==", 8192), ("waves", ">=", 24),
+          ("waves", "<=", 32)), True, _NEXT),
     # Whether blocks of decoding share an SM.
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # The tiling for few queries whose keys are loaded at once. Keys have 128 columns, and tiles 64 keys. Where clusters

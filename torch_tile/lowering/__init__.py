@@ -27,6 +27,7 @@ from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.resolve_own_rows import OWN, resolve_own_rows
 from torch_tile.lowering.hopper.resolve_role_registers import resolve_role_registers
+from torch_tile.lowering.hopper.start_next_tiles import start_next_tiles
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
@@ -87,6 +88,7 @@ def cuda_passes(
         (bound(start_gathers), Stage.TILE),  # rows that a table names come by cp.async in other loops, too
         (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_wgmma, single), Stage.TILE),  # products by wgmma stay in flight beside other work
+        (bound(start_next_tiles), Stage.TILE),  # the next tile's first product runs beside the last one of a tile
         (bound(peel_causal), Stage.TILE),  # loops of such products branch only where a mask begins
         (slice_fragments, Stage.TILE),  # fragments are read at places that are known
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts

@@ -200,6 +200,7 @@ def test_packed_heads_that_are_apart(config, problems, check):
 HOPPER = Machine(Target("cuda", 90), 132)
 TWO_STAGES = Config(64, 64, 128, 2, partial_sums=8)
 APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
+AHEAD = replace(APART, block_q=128, threads=256, queries_ahead=True, early=True, ping_pong=True)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +222,12 @@ APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
         (3, 330, 330, True, replace(APART, persistent=4, queries_ahead=True), 0),  # shares of 5 and 4 tiles
         (1, 130, 200, False, replace(APART, persistent=2, queries_ahead=True), 0),
         (3, 290, 330, True, replace(APART, persistent=4, paired=True, queries_ahead=True), 0),
+        (3, 330, 330, True, replace(AHEAD, persistent=4), 0),  # the next tile's scores beside the last product
+        (1, 130, 200, False, replace(AHEAD, persistent=1, in_order=True), 0),
+        (2, 290, 290, True, replace(AHEAD, persistent=2, paired=True), 0),
+        (3, 290, 290, True, replace(AHEAD, persistent=2, paired=True, rounds_by_length=1), 0),
+        (1, 100, 70, False, replace(AHEAD, persistent=2), 0),  # a block of one tile of two steps, and one without
+        (1, 200, 100, True, replace(AHEAD, persistent=2), 0),  # tiles without a key do not start early
         (1, 200, 230, True, replace(APART, block_q=192, block_kv=128, threads=384, ping_pong=True, own_keys=True), 0),
         (
             1,
@@ -319,6 +326,22 @@ def test_warps_of_persistent_blocks_do_not_meet(width, order):
     text = flash_attention.on(HOPPER.target)(config, spec).source
     kernel = str(text)[str(text).index("__global__") :]
     assert "tma_load" in kernel and kernel.count("warp_barrier") == 2 and "named_barrier" not in kernel
+
+
+EARLY = "of the next tile beside the last product of a tile"
+
+
+@pytest.mark.parametrize("order", [{}, {"paired": True}, {"paired": True, "rounds_by_length": 2}], ids=str)
+@pytest.mark.parametrize("causal, shifted", [(True, False), (True, True), (False, False)])
+def test_persistent_blocks_start_the_next_tile(causal, shifted, order):
+    """Unless a tile may see no key. No mask is in the loop over those key tiles that all rows of a block see."""
+    spec = Spec(torch.bfloat16, 128, 128, True, causal, False, None, False, True, 8, shifted=shifted, lse=False)
+    config = replace(AHEAD, block_kv=128, persistent=132, **order)
+    kernel = flash_attention.on(HOPPER.target)(config, spec)
+    assert any(remark.became == EARLY for remark in kernel.schedule.remarks) == (not shifted)
+    text = str(kernel.source)
+    loop = text[text.index("for (int iteration = ") :]
+    assert shifted or "bool seen" not in loop[: loop.index("wgmma_wait<0>")]
 
 
 TILED = replace(TWO_STAGES, packed=False, tiled=True)

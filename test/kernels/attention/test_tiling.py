@@ -126,10 +126,10 @@ def test_own_keys_measured_on_an_h200(changes, own):
         (32, 4096, {}, 2),
         (40, 4000, {}, 2),
         (32, 4200, {}, None),  # 33 tiles a head
-        (32, 8192, {}, None),
+        (32, 4096, {"lse": True}, 2),
+        (32, 2048, {"lse": True}, 1),
         (240, 100, {}, None),
         (32, 1024, {"lse": True}, None),
-        (32, 4096, {"causal": False}, None),
         (32, 4096, {"grouped": True}, None),
     ],
 )
@@ -140,7 +140,7 @@ def test_pairs_measured_on_an_h200(heads, length, changes, rounds):
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, shifted=False, lse=False)
     config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
     assert config.paired == bool(config.persistent) == (rounds is not None)
-    assert config.rounds_by_length == (rounds or 0) and config.queries_ahead == config.paired
+    assert config.rounds_by_length == (rounds or 0) and config.early == config.queries_ahead == config.paired
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,10 @@ def test_pairs_measured_on_an_h200(heads, length, changes, rounds):
         (16, 2048, {}, True),
         (128, 2048, {"grouped": True}, True),
         (160, 2048, {}, False),  # not measured
-        (32, 2304, {}, False),
+        (32, 2304, {}, True),
+        (32, 4096, {}, True),
+        (64, 4096, {}, False),  # not measured
+        (64, 8192, {}, False),
         (32, 1024, {"windowed": True}, False),
         (32, 1024, {"tile_dv": 64}, False),
     ],
@@ -167,7 +170,38 @@ def test_tiles_in_turn_measured_on_an_h200(heads, length, changes, in_order):
     """Persistent blocks without a mask take 0.88 to 0.97 of the time of a block for each tile."""
     form = replace(FORM, tile_d=128, tile_dv=128, causal=False, shifted=False, lse=False)
     config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
-    assert config.in_order == bool(config.persistent) == config.queries_ahead == in_order
+    assert config.in_order == bool(config.persistent) == config.queries_ahead == config.early == in_order
+
+
+@pytest.mark.parametrize(
+    "heads, groups, length, changes, early",
+    [
+        (16, 8, 4096, {}, False),
+        (16, 8, 1000, {}, True),
+        (8, 8, 1000, {}, True),
+        (8, 4, 1024, {}, True),
+        (8, 4, 2048, {}, True),
+        (16, 4, 4096, {"lse": True}, True),
+        (8, 4, 2048, {"lse": True}, None),  # not measured
+        (8, 8, 500, {}, None),
+        (64, 1, 8192, {}, False),
+        (64, 1, 8192, {"lse": True}, True),
+        (32, 1, 8192, {}, True),
+        (33, 1, 8100, {}, True),
+        (32, 1, 6144, {}, True),
+        (32, 1, 16384, {}, None),
+        (120, 1, 1330, {}, None),
+        (64, 1, 8192, {"causal": False}, None),
+        (64, 1, 8192, {"tile_d": 64, "tile_dv": 64}, None),
+    ],
+)
+def test_tiles_by_length_measured_on_an_h200(heads, groups, length, changes, early):
+    """Under a causal mask: 0.80 to 0.99 of the time of a block for each tile."""
+    form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, shifted=False, lse=False)
+    spec = replace(form, grouped=groups > 1, **changes)
+    config = config_for(spec, Problem(heads, groups * length, length, groups), H200)
+    assert bool(config.persistent) == config.queries_ahead == (early is not None)
+    assert config.early == bool(early) and not config.paired and not config.in_order
 
 
 def test_persistent_blocks_measured_on_an_h100():

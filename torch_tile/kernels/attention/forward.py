@@ -160,6 +160,11 @@ def store_by_warps(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], firs
     T.tma_copy(staged, out[(*_not_negative(*place, first), 0)], by_warps=True)
 
 
+def _some(config: Config, count: Any) -> Any:
+    """Return a number of rows, at least 1 where tiles start early: each tile then surely has a step."""
+    return T.max(count, 1) if config.early else count
+
+
 def _not_negative(*place: Any) -> tuple[Any, ...]:
     """Clamp a tile's place at 0: bulk stores ask for a proof of the sign, which not all orders of tiles have."""
     return tuple(x if isinstance(x, int) else T.max(x, 0) for x in place)
@@ -238,6 +243,8 @@ def flash_attention(config: Config, spec: Spec) -> Any:
             for wave in config.loop(config.waves(bx, tiles)) if config.persistent else (0,):
                 if config.persistent:
                     block, number = config.tile(wave, bx, blocks, T.min(heads * batch, MOST_TILES), tiles)
+                    if config.early:  # bounds of keys ask for a proof of the sign, which not all orders have
+                        block = T.max(block, 0)
                     own = T.min(heads, MOST_TILES)  # 64 bits divide slowly
                     any_head, sequence, split = number % own, number // own, 0
                 else:
@@ -295,13 +302,19 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here
                 )
                 mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
-                extremes = (0, q_len - 1) if packed else (span.first, T.min(span.first + rows - 1, span.length - 1))
+                extremes = (
+                    (0, q_len - 1)
+                    if packed
+                    else (span.first, T.min(span.first + rows - 1, _some(config, span.length) - 1))
+                )
                 listed = None
                 if lists is not None:
                     counts, indices = others[len(others) - behind], others[len(others) - behind + 1]
                     own_list = lists.place(span.sequence, head * members + member, span.first, counts)
                     listed = lists.steps(counts, own_list, keys)
-                first, end = spec.key_blocks(config, extremes, span.q_offset, window, span.keys, splits, split, listed)
+                first, end = spec.key_blocks(
+                    config, extremes, span.q_offset, window, _some(config, span.keys), splits, split, listed
+                )
                 own, hidden = extremes, None
                 if config.own_keys:
                     begin, own_end = T.own_rows(rows)

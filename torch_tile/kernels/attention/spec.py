@@ -39,6 +39,7 @@ class Config:
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
     Shares are even then; by pairs alone some blocks have none in the last round.
     With `queries_ahead` the queries of a persistent block's next tile come while it works on one.
+    With `early` that tile's first product starts beside the last product of a tile.
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
     With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
     only in tiles that its own rows cut.
@@ -70,6 +71,7 @@ class Config:
     own_keys: bool = False
     in_order: bool = False
     queries_ahead: bool = False
+    early: bool = False
     ordered: bool = False
     alone: bool = False
 

@@ -133,7 +133,6 @@ SHARING = {
 SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 SIDE, SIDE_BY_SIDE = 16, (8, 4, 2)
 LEAST_AT_ONCE = 4  # heads: fewer were not measured
-FEWEST_WAVES = 8  # tiles of a persistent block
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
@@ -256,12 +255,13 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         lasting = replace(config, persistent=machine.num_sms, ping_pong=True, through_queries=False)
         ahead = replace(lasting, queries_ahead=True)
         ahead = ahead if footprint(ahead, spec, bulk=True).fits(machine.target) else lasting
+        early = replace(ahead, early=ahead.queries_ahead)
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
-            return replace(ahead, paired=True, rounds_by_length=rounds)
+            return replace(early, paired=True, rounds_by_length=rounds)
         if _runs_in_order(config, spec, problem, machine):
-            return replace(ahead, in_order=True)
-        if _is_persistent(config, spec, problem, machine):
-            return ahead
+            return replace(early, in_order=True)
+        if (starts := _by_length(config, spec, problem, machine)) is not None:
+            return early if starts else ahead
     return config
 
 
@@ -293,11 +293,6 @@ def _may_persist(config: Config, spec: Spec) -> bool:
     return plain and one and config.staged and not config.packed
 
 
-def _is_triangle(spec: Spec) -> bool:
-    """Return whether tiles are unequal, and no log-sum-exp is stored, with which persistent blocks gained nothing."""
-    return spec.causal and not spec.lse
-
-
 def _tiles(config: Config, problem: Problem) -> int:
     """Count the tiles of all heads, whose rows are apart."""
     return problem.heads * problem.groups * -(-(problem.rows // problem.groups) // config.block_q)
@@ -310,9 +305,11 @@ def _rounds_by_length(config: Config, spec: Spec, problem: Problem, machine: Mac
     """
     pairs = _tiles(config, problem) / (2 * machine.num_sms)
     equal = spec.tile_d == spec.tile_dv == 128 and not spec.grouped and problem.rows >= 2 * config.block_q
-    if not _is_triangle(spec) or not equal or (pairs > 1 and -(-problem.rows // config.block_q) % 2):
+    if not spec.causal or not equal or (pairs > 1 and -(-problem.rows // config.block_q) % 2):
         return None
-    found: int | None = verdict("attention.rounds_by_length", machine.target, None, pairs=pairs, keys=problem.keys)
+    found: int | None = verdict(
+        "attention.rounds_by_length", machine.target, None, pairs=pairs, keys=problem.keys, lse=spec.lse
+    )
     return found
 
 
@@ -326,14 +323,19 @@ def _runs_in_order(config: Config, spec: Spec, problem: Problem, machine: Machin
     return equal and verdict("attention.in_order", machine.target, False, waves=waves, keys=problem.keys)
 
 
-def _is_persistent(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Return whether blocks take tile after tile, of all heads at once, the longest tiles first.
+def _by_length(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool | None:
+    """Return whether blocks start early, of those that take the longest tiles of all heads first under a causal mask.
 
-    The next tile's loads then run beside the end of a tile. Measured faster where heads share keys, and the keys and
-    values of all heads stay in the cache.
+    None where other blocks are faster. Keys and values of all heads that stay in the cache, as those of grouped heads
+    may, are best.
     """
-    cached = problem.heads * _bytes_of_head(spec, problem) <= CACHED
-    return _is_triangle(spec) and spec.grouped and cached and _tiles(config, problem) >= FEWEST_WAVES * machine.num_sms
+    waves = _tiles(config, problem) / machine.num_sms
+    cached = problem.heads * _bytes_of_head(spec, problem) / CACHED
+    found: bool | None = verdict(
+        "attention.by_length", machine.target, None, waves=waves, keys=problem.keys, cached=cached,
+        grouped=spec.grouped, width=max(spec.tile_d, spec.tile_dv), lse=spec.lse,
+    )  # fmt: skip
+    return found if spec.causal else None
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:

@@ -42,7 +42,7 @@ from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
-from torch_tile.ir.simplify import is_literal, simplify
+from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance, versions_of
@@ -57,6 +57,7 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 from torch_tile.tileop.uses import count_uses, reads_of, touched_by, uses, writes_of
 
 ZERO = const(0, int32)
+NOTHING_KNOWN = Ranges()
 MOST_LEADING = 4  # most iterations that run in front of a shifted loop
 LAST_BARRIER = 15  # highest number of a block's named barriers
 MOST_REGISTERS = 240  # of a thread
@@ -343,7 +344,7 @@ class _Async(Rewriter):
         epilogue = [*_clone_all(end, _sync(parts.second)), *_clone_all(end, parts.last)]
         main = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
         if skipped is None:
-            whole = _if_any((*lead, *around(main), *epilogue), stop)
+            whole = _if_any((*lead, *around(main), *epilogue), stop, self.known)
         else:
             bounded = simplify(binary("max", binary("min", skip, stop), ZERO))
             left_out = _left_out(loop, parts, skipped, (*take, *give))
@@ -714,14 +715,14 @@ def _allocates(stmt: Stmt, buffer: Buffer) -> bool:
     return isinstance(stmt, Alloc) and stmt.buffer is buffer
 
 
-def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
-    """Run the statements around a loop only if the loop has an iteration.
+def _if_any(stmts: Sequence[Stmt], stop: Expr, known: Ranges = NOTHING_KNOWN) -> Stmt:
+    """Run the statements around a loop only if the loop has an iteration, which may be `known`.
 
     Otherwise sums from before would meet products that are in flight before the wait.
     """
     ran = simplify(binary("<", ZERO, stop))
     made = Block(tuple(stmts))
-    return made if is_literal(ran, True) else If(ran, made, Block(()))
+    return made if known.prove(ran) else If(ran, made, Block(()))
 
 
 def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:

@@ -197,7 +197,12 @@ def _results(p: Place) -> Run:
     return run
 
 
+def _hold(p: Place) -> Run:
+    """Compile the marker that keeps arithmetic in front of a wait, which orders none here."""
+    return lambda: None
+
+
 WGMMA: dict[str, Handler] = {
     "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait,
-    "wgmma_results": _results,
+    "wgmma_results": _results, "wgmma_hold": _hold,
 }  # fmt: skip

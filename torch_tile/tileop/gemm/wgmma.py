@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.diagnostics.errors import Diagnostic, InternalError
 from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import wgmma
-from torch_tile.intrinsics.wgmma import Descriptor, wgmma_results
+from torch_tile.intrinsics.wgmma import Descriptor, wgmma_hold, wgmma_results
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
@@ -268,9 +268,13 @@ def _remark(
 @tile_op("wgmma_results")
 @node_class
 class WgmmaResults(RegisteredOp):
-    """Mark the wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait."""
+    """Mark the wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait.
+
+    With `held` it stands before the wait for other products: arithmetic on `C` begins in front of that.
+    """
 
     C: Region
+    held: bool = False
 
     @classmethod
     def build(cls, C: Any) -> WgmmaResults:
@@ -297,7 +301,8 @@ class WgmmaResults(RegisteredOp):
         """Mark this thread's accumulators."""
         registers, layout = ctx.registers(self.C.buffer), self.C.buffer.layout
         assert layout is not None
-        return wgmma_results(Address(registers, (const(0, dt.int32),)), layout.extent("r"))
+        first = Address(registers, (const(0, dt.int32),))
+        return wgmma_hold(first) if self.held else wgmma_results(first, layout.extent("r"))
 
     def evaluate(self, env: Env) -> None:
         """Do nothing."""
