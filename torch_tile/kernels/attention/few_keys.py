@@ -273,7 +273,7 @@ def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
     keys = -(-size.keys // lines)
     tiles = size.heads * -(-keys // TILE) / machine.num_sms
     quantities = {"tiles_per_sm": tiles, "heads_per_sm": size.heads / machine.num_sms, "keys": keys}
-    quantities |= {"masked": bool(spec.operands), "page": spec.layout.page}
+    quantities |= {"masked": bool(spec.operands), "page": spec.layout.page, "keys_by_width": lines}
     found = verdict("attention.few_keys", machine.target, None, **quantities)
     if found is None:
         return None
