@@ -83,6 +83,7 @@ _NEXT = Source(
     "h200_attention_next_tiles_2026-11-30.txt",
 )  # fmt: skip
 _CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_bulk_2026-11-30.txt")
+_TURNS = Source("int4_decode", _H200, "2026-11-30", "h200_decode_turns_2026-11-30.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
 _NARROW = Source("attention_backward --only d64", _H200, "2026-11-23", "h200_scores_2026-11-23.txt")
 _CONTESTS = Source("models --rivals Inductor", _H200, "2026-11-22", "h200_schedules_2026-11-22.txt")
@@ -222,6 +223,9 @@ RULES = (
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # The tiling for few queries whose keys are loaded at once. Keys have 128 columns, and tiles 64 keys. Where clusters
     # hold all keys, they join their parts themselves. Those of blocks that fill a multiprocessor must all find room.
+    Rule("attention.few_keys", "has_wgmma", (("keys", ">", 320), ("keys", "<=", 512), ("tiles_per_sm", "<=", 4),
+         ("heads_per_sm", ">", 1 / 4), ("keys_by_width", "==", 2), ("masked", "==", 0), ("page", "multiple of", 64)),
+         {"keys": 128, "cluster": 4}, _TURNS),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 512), ("masked", "==", 0), ("heads_per_sm", ">", 1 / 4)),
          None, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 256), ("tiles_per_sm", "<=", 2)),
@@ -246,6 +250,9 @@ RULES = (
          ("heads_per_sm", "<=", 2 / 9)), {"keys": 512, "threads": 256, "cluster": 4}, _CACHES),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 4096), ("tiles_per_sm", "<=", 4),
          ("heads_per_sm", "<=", 1 / 9)), {"keys": 512, "threads": 256, "cluster": 8}, _CACHES),
+    Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 8192), ("tiles_per_sm", ">", 5), ("tiles_per_sm", "<=", 8),
+         ("masked", "==", 1), ("heads_per_sm", ">", 1 / 9), ("heads_per_sm", "<=", 1 / 5), ("keys_by_width", "==", 1)),
+         {"keys": 256}, _TURNS),
     Rule("attention.few_keys", "has_wgmma", (("keys", "<=", 8192), ("tiles_per_sm", "<=", 8), ("masked", "==", 1)),
          {"keys": 128}, _CACHES),
     # Two blocks of keys on an SM in the backward: 0 to 7 % less time, most under a causal mask.

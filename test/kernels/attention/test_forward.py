@@ -12,6 +12,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import forward as module
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.forward import attention, flash_attention, reference
 from torch_tile.kernels.attention.spec import Config, Spec
@@ -257,6 +258,32 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, spl
     want, want_lse = reference(q, k, v, *options)
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "threads", "text"], indirect=True)
+@pytest.mark.parametrize("one_tile", [False, True])
+@pytest.mark.parametrize("kind", [None, torch.bool])
+def test_splits_in_turns(kind, one_tile, engine, problems, check):
+    """Splits take tiles of keys in turns: some have one more, and some none. Windows cut tiles at both ends."""
+    dtype, target = problems.pick(torch.float16, torch.bfloat16), Target("cuda", problems.pick(80, 90))
+    batch, kv_heads, q_len = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 1, 2, 5)
+    groups = problems.pick(*range(1, (16 if one_tile else 40) // q_len + 1))
+    kv_len, d, dv = problems.size(200), problems.pick(32, 40, 64), problems.pick(32, 64)
+    q = problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype, layout="dense")
+    k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype, layout="dense").transpose(1, 2)
+    v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout="dense")
+    mask = None if kind is None else problems.mask(kind, batch, kv_heads * groups, q_len, kv_len)
+    causal, window = problems.pick((False, 0), (True, 0), (True, problems.size(90)), (False, problems.size(90)))
+    args = AttentionArgs(q, k, v, mask, causal, None, window, kv_len - q_len)
+    config = Config(16, problems.pick(16, 32), 128, problems.pick(1, 2, 3), split=True, shared_probs=True)
+    config = replace(config, packed=problems.pick(True, False), one_tile=one_tile)
+    splits = problems.pick(1, 2, 3, 5, 16)
+    out, lse = (torch.full_like(x, math.nan) for x in module.empty_results(args))
+    assert module.run(args, out, lse, Machine(target, 132), config, splits)
+    want = reference(*(x.double() for x in (q, k, v)), *args[3:])
+    what = f"{tuple(q.shape)} {tuple(k.shape)} {dtype} {kind} {args[4:8]} {config} {splits} {target}"
+    check(out, want[0], f"out of {what}", dtype, empty_beside(q, dv))
+    check(lse, want[1], f"lse of {what}", dtype)
 
 
 @tile.jit

@@ -3,6 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from benchmarks.library import Case, compiled
 from torch_tile.hardware import Target
@@ -255,6 +257,16 @@ def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
     config = config_for(replace(FORM, causal=False, grouped=True), problem, H200)
     assert (config.block_q, config.block_kv) == cut and config.packed
     assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)
+    assert config.one_tile == (config.split and queries * 8 <= config.block_q)
+
+
+def test_no_single_tile_of_rows_known_at_run_time():
+    """Another call may have more rows than a block."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    rows = mode.from_tensor(torch.empty(8), symbolic_context=sizes).shape[0]
+    config = config_for(replace(FORM, causal=False, grouped=True), Problem(8, rows, 8192, 8), H200)
+    assert config.split and not config.one_tile and not mode.shape_env.guards
 
 
 @pytest.mark.parametrize("sequences, splits", [(8, 6), (64, 3), (128, 3)])  # of 64 on 8 heads, measured: 3 of 64

@@ -7,9 +7,10 @@ import torch
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
+from torch_tile.ir.expr import Binary
 from torch_tile.ir.node import alike, walk
 from torch_tile.ir.printer import to_text
-from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
+from torch_tile.ir.stmt import Alloc, Do, For, If, LoopKind
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
@@ -442,3 +443,37 @@ def test_every_stage_traces_back_alike(tmp_path, trips, stages):
         exec(compile(text, str(path), "exec"), space)
         back = space["kernel"].program
         assert alike(back, program), f"after {step.__name__}:\n{text}"
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_copies_ahead_wait_for_no_division_by_a_size(stages, bounded):
+    """Blocks take rows in turns. Guards of copies compare products with what is divided at the loop's end."""
+    rows, blocks = T.dynamic("rows, blocks")
+
+    def end_of(rows, blocks, block):
+        own = (T.max(rows - block, 0) + (blocks - 1)) // blocks
+        return T.min(own, rows) if bounded else own
+
+    @T.prim_func
+    def kernel(a: T.Tensor((rows, 32), "float16"), c: T.Tensor((blocks, 32), "float32")):
+        with T.Kernel(blocks, threads=32) as block:
+            tile = T.alloc_shared((32,), "float16")
+            total = T.alloc_fragment((32,), "float32")
+            T.clear(total)
+            for n in T.Pipelined(end_of(rows, blocks, block), num_stages=stages):
+                T.copy(a[block + n * blocks, 0], tile)
+                for i in T.Parallel(32):
+                    total[i] += tile[i]
+            T.copy(total, c[block, 0])
+
+    for sizes in ((1, 1), (1, 3), (7, 3), (9, 3), (11, 4), (5, 8)):
+        a, c = torch.randn(sizes[0], 32).half(), torch.full((sizes[1], 32), torch.nan)
+        program, _ = same(kernel, a, c)
+        evaluate(program, a, c)
+        for block in range(sizes[1]):
+            torch.testing.assert_close(c[block], a[block :: sizes[1]].float().sum(0))
+    operators = [
+        n.op for guard in walk(program) if isinstance(guard, If) for n in walk(guard.condition) if isinstance(n, Binary)
+    ]
+    assert "//" not in operators and ("*" in operators) == (stages > 1)

@@ -19,6 +19,7 @@ from torch_tile.hardware import WARP
 from torch_tile.kernels.attention.operands import Rows, prepare_operands
 from torch_tile.kernels.attention.sequences import Given, clear_past, page_of
 from torch_tile.kernels.attention.softmax import base_of, factor_of
+from torch_tile.kernels.attention.spec import MOST_SPLITS
 from torch_tile.kernels.common import LOG2_E, Machine, strided, typical
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
@@ -31,7 +32,6 @@ RUN = 8  # elements of 16 bytes
 LINE = 4 * RUN  # columns that the four lanes of a row of an operand load at once
 MMA_ROWS, MMA_COLUMNS = 16, 8  # of a product of tensor cores
 PIECE = 128  # values of a product that begins while others are under way
-MOST_SPLITS = 1 << 23  # whose keys are counted in 32 bits; 64 take more instructions
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def tiling_for(spec: Spec, problem: Problem, machine: Machine) -> Tiling | None:
     keys = -(-size.keys // lines)
     tiles = size.heads * -(-keys // TILE) / machine.num_sms
     quantities = {"tiles_per_sm": tiles, "heads_per_sm": size.heads / machine.num_sms, "keys": keys}
-    quantities |= {"masked": bool(spec.operands), "page": spec.layout.page}
+    quantities |= {"masked": bool(spec.operands), "page": spec.layout.page, "keys_by_width": lines}
     found = verdict("attention.few_keys", machine.target, None, **quantities)
     if found is None:
         return None

@@ -316,7 +316,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     config, extremes, span.q_offset, window, _some(config, span.keys), splits, split, listed
                 )
                 own, hidden = extremes, None
-                if config.own_keys:
+                if config.own_keys and not config.split:
                     begin, own_end = T.own_rows(rows)
                     own = span.first + begin, T.min(span.first + own_end - 1, span.length - 1)
                     own_keys = spec.key_blocks(config, own, span.q_offset, window, span.keys, splits, split)
@@ -324,9 +324,11 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 unit = spec.unit(scale)
                 scale_log2 = unit * LOG2_E
                 for iteration in T.Pipelined(
-                    end - first, num_stages=config.stages, ping_pong=config.ping_pong, skip=hidden
-                ):
-                    step = end - 1 - iteration if spec.backwards(config) else first + iteration
+                    spec.iterations(config, end - first, splits, split), num_stages=config.stages,
+                    ping_pong=config.ping_pong, skip=hidden,
+                ):  # fmt: skip
+                    number = spec.block_number(config, iteration, end - first, splits, split)
+                    step = end - 1 - number if spec.backwards(config) else first + number
                     if lists is not None:
                         step = lists.step(indices, own_list, step, keys, span.keys)
                     load(held, here, step * keys)

@@ -20,6 +20,8 @@ from torch_tile.kernels.epilogue.autodiff import Sloped
 from torch_tile.kernels.epilogue.program import Epilogue, parse
 from torch_tile.kernels.footprint import Part, Tile
 
+MOST_SPLITS = 1 << 23  # whose keys are counted in 32 bits; 64 take more instructions
+
 
 @dataclass(frozen=True)
 class Config:
@@ -45,7 +47,7 @@ class Config:
     only in tiles that its own rows cut.
     With `ordered` blocks of keys add to gradients of queries in one order. With `alone` one block has all keys.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
-    scales go to scores and weights.
+    scales go to scores and weights. With `one_tile` a block has all rows of its heads: no index is divided by splits.
     """
 
     block_q: int = 64
@@ -74,13 +76,14 @@ class Config:
     early: bool = False
     ordered: bool = False
     alone: bool = False
+    one_tile: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
         if self.persistent:
             return self.persistent, 1, 1
         if self.split:
-            return blocks * splits, kv_heads, batch
+            return splits if self.one_tile else blocks * splits, kv_heads, batch
         if self.side > 1:
             return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
@@ -142,7 +145,7 @@ class Config:
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """Return the block of rows, the key head, the sequence and the split of a block of the launch."""
         if self.split:
-            return x // splits, y, z, x % splits
+            return (0, y, z, x) if self.one_tile else (x // splits, y, z, x % splits)
         if self.side > 1:
             head = z * self.side + x
             return blocks - 1 - y if self.heavy_first else y, head % kv_heads, head // kv_heads, 0
@@ -270,7 +273,7 @@ class Spec:
         split: Any,
         listed: Any = None,
     ) -> Any:
-        """Return the range of key blocks that a block's queries may see, within one split if keys are split.
+        """Return the range of key blocks that a block's queries may see, within one split if splits take no turns.
 
         `extremes` are the first and the last query of a block. With lists the range is of the `listed` tiles.
         """
@@ -282,11 +285,33 @@ class Spec:
             end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
         if self.windowed and listed is None:
             first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
-        if config.split:
+        if config.split and not self.interleaves(config):
             each = (T.max(end - first, 0) - 1) // splits + 1  # no sum passes 32 bits: 64 divide slowly
             first = first + split * each
             end = T.min(first + each, end)
         return first, end
+
+    def interleaves(self, config: Config) -> bool:
+        """Return whether splits take key blocks in turns: blocks that run together then read what lies together.
+
+        Splits of pages take runs of blocks, whose entries of the table lie in a row.
+        """
+        return config.split and self.layout.fixed
+
+    def iterations(self, config: Config, blocks: Any, splits: Any, split: Any) -> Any:
+        """Count the iterations over key blocks, of which `key_blocks` returned `blocks`."""
+        if not self.interleaves(config):
+            return blocks
+        stride = T.min(splits, MOST_SPLITS)
+        own = (T.max(blocks - T.min(split, MOST_SPLITS), 0) + (stride - 1)) // stride
+        return T.min(own, blocks)  # for proofs: it is never more
+
+    def block_number(self, config: Config, iteration: Any, blocks: Any, splits: Any, split: Any) -> Any:
+        """Return the number of an iteration's key block among the `blocks` that `key_blocks` returned."""
+        if not self.interleaves(config):
+            return iteration
+        number = T.min(split, MOST_SPLITS) + iteration * T.min(splits, MOST_SPLITS)
+        return T.max(T.min(number, blocks - 1), T.min(iteration, 1))  # for proofs: only the first one may be number 0
 
     def backwards(self, config: Config) -> bool:
         """Return whether iterations run from the last key block to the first. The last blocks end inside a tile or are

@@ -39,9 +39,13 @@ class Problem:
 
 def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     """Choose the tiling of a problem on a machine. Return None if even the smallest tiles do not fit the head size."""
+    any_rows = isinstance(problem.rows, torch.SymInt)  # another call may have more
     problem = typical(problem)
     if machine.is_gpu:
-        return _gpu_config(spec, problem, machine)
+        config = _gpu_config(spec, problem, machine)
+        if config is None or not config.split or not spec.layout.fixed or any_rows or problem.rows > config.block_q:
+            return config
+        return replace(config, one_tile=True)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
     block_q, block_kv = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, 64
     if spec.lists is not None:
@@ -56,6 +60,7 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """Choose the number of splits of the keys: a block for each SM, but none below four tiles or LEAST_SPLIT keys.
+    Fewer are taken if their longest has no more tiles.
 
     Blocks of few rows mostly wait for memory: as many as `config.blocks` run on an SM at once. Those that widen float8
     keys are bound by arithmetic, so splits also fill the last of several waves.
@@ -68,7 +73,8 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     room, blocks = machine.num_sms * (config.blocks if config.shared_probs else 1), _blocks(config, problem)
     if config.narrow and blocks > room:
         return min(range(1, max(1, min(MOST_IN_WAVES, most)) + 1), key=lambda n: (-(-blocks * n // room) / n, n))
-    return max(1, min(room // blocks, most))
+    splits, tiles = max(1, min(room // blocks, most)), max(1, -(-problem.keys // config.block_kv))
+    return -(-tiles // -(-tiles // splits))  # fewer whose longest is as long
 
 
 def _blocks(config: Config, problem: Problem) -> int:
