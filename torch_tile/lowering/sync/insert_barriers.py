@@ -59,6 +59,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     author orders them, so the barriers are placed once more without it.
     """
     threads, again, barred = math.prod(kernel.threads), refilled(kernel), set[Place]()
+    by_hand = all(role.by_hand for role in find(kernel, Role))  # the compiler's own roles wait in one order
     while True:
         walker = Walk(kernel, threads, barred=barred)
         if again:
@@ -66,7 +67,7 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
         walker.engages = False
         insert = Insert(set(walker.block(kernel.body, State(most_pending(kernel.body)))), walker)
         new: st.Kernel = insert(kernel)
-        stopping = _stopping(kernel, new, insert.made) if insert.made and waits(kernel) else []
+        stopping = _stopping(kernel, new, insert.made) if insert.made and by_hand and waits(kernel) else []
         if not stopping:
             return new
         if barred.issuperset(stopping):
