@@ -425,6 +425,33 @@ def test_few_rows_fill_the_machine():
     assert config_for(replace(LARGE, m=FEW_ROWS), H200).block_m == FEW_ROWS
 
 
+def test_four_warpgroups_where_two_would_take_two_waves():
+    few = replace(LARGE, m=64, n=28672, k=4096)
+    for given in (few, replace(few, m=20), replace(few, group=256)):
+        chosen = config_for(given, H200)
+        assert (chosen.block_n, chosen.threads, chosen.block_k, chosen.splits) == (256, 512, 128, 1)
+    for other in (
+        replace(few, n=16384), replace(few, n=40960), replace(few, m=16), replace(few, group=64), replace(few, bits=8),
+        replace(few, coded=True), replace(few, products=2), replace(few, aligned=False), replace(few, zeros=True),
+        replace(few, grouped=True),
+    ):  # fmt: skip
+        assert config_for(other, H200).threads < 512
+    assert config_for(few, GPUS[0]).threads < 512
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", ["uint4 of large groups", "int4 in float16"])
+def test_four_warpgroups(scheme, engine, problems, check):
+    """A tile of 256 rows of weights, of which the last ones are missing, in steps of a group."""
+    scheme = UNROLLED[scheme][1] if scheme in UNROLLED else SCHEMES[scheme]
+    m, n, k = problems.size(32), 200 + problems.size(50), 128 * problems.pick(1, 8)
+    args = arguments(problems, scheme, m, n, k)
+    args = (args[0].contiguous(), *args[1:])
+    config = Config(32, 256, 128, 512, 2)
+    got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
+    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}", scheme.a)
+
+
 def test_many_rows_use_two_warpgroups_on_hopper_only():
     many = replace(LARGE, m=1024)
     assert config_for(many, H200).threads == 256 and config_for(many, H200).block_m == 256

@@ -533,7 +533,8 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
     weight = args.norm_weight
     norm = None if args.norm_eps is None else Norm(None if weight is None else weight.dtype, args.norm_eps)
     spec = Spec(product, storage, operand, norm)
-    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned, storage.coded)
+    whole = vector > 1 and aligned
+    problem = Problem(a.dtype, m, n, k, len(bs), storage.bits, group, whole, storage.coded, bool(zeros))
     return spec, problem, [a, *operands, *scales, *zeros, *views, *([] if weight is None else [weight])]
 
 
@@ -658,6 +659,12 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
         products=problem.products,
     ):  # fmt: skip
         return Config(block_m, 64, _columns(MOST_COLUMNS, problem), 128, 2, resident=2)
+    if problem.aligned and verdict(
+        "dequant.four_warpgroups", machine.target, False,
+        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, coded=problem.coded,
+        products=problem.products, zeros=problem.zeros, grouped=problem.grouped,
+    ):  # fmt: skip
+        return Config(block_m, 256, _columns(MANY_COLUMNS, problem), 512, 4)
     wide = block_m <= 16 or verdict(
         "dequant.wide_steps", machine.target, False,
         group=problem.group, bits=problem.bits, coded=problem.coded, products=problem.products,

@@ -106,5 +106,5 @@ def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config | None
     """
     problem = typical(problem)
     groups, rows = average(groups, problem.m)
-    config = config_for(replace(problem, m=rows, n=groups * problem.n), machine)
+    config = config_for(replace(problem, m=rows, n=groups * problem.n, grouped=True), machine)
     return None if config is None else replace(config, splits=1, cluster=False, shared=1, staged=False)

@@ -34,7 +34,8 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 class Problem:
     """One product: dtype of a, sizes, how many bs share a, bits of a weight, how many columns share a scale (0: all).
 
-    Also whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format.
+    Also whether rows in memory are runs of whole 16 bytes, and whether these hold codes of a format. `zeros` are
+    subtracted from fields. `grouped` rows have a matrix for each group.
     """
 
     dtype: torch.dtype
@@ -46,6 +47,8 @@ class Problem:
     group: int
     aligned: bool
     coded: bool = False
+    zeros: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
