@@ -18,6 +18,7 @@ from torch_tile.kernels.common import compute_dtype, machine_of
 from torch_tile.kernels.conv import conv
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import (
+    cut_dequant,
     dequant,
     grouped_scaled_wgrad as wgrad,
     grouped_wgrad,
@@ -78,6 +79,7 @@ FOOTPRINTS = {
     "cluster_dequant_gemm": of_dequant,
     "grouped_dequant_gemm": of_dequant,
     "row_dequant_gemm": row_dequant.footprint,
+    "cut_dequant_gemm": cut_dequant.footprint,
     "grouped_scaled_gemm": partial(scaled.footprint, groups=True),
     "k_grouped_scaled_gemm": lambda config, spec, bulk: wgrad.footprint(config, spec.product, bulk),
     "masked_scaled_gemm": partial(scaled.footprint, groups=True),

@@ -27,7 +27,7 @@ from torch_tile.kernels.common import (
     view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import gemm, row_dequant, spec as gemm_spec
+from torch_tile.kernels.gemm import cut_dequant, gemm, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -471,10 +471,10 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
-    if config is None and row_dequant.fits(spec, problem, machine):
-        found = row_dequant.config_for(problem, spec, machine)
+    for kernel in (cut_dequant, row_dequant) if config is None else ():
+        found = kernel.config_for(problem, spec, machine) if kernel.fits(spec, problem, machine) else None
         if found is not None:
-            row_dequant.run(spec, tensors, out, found, machine)
+            kernel.run(spec, tensors, out, found, machine)
             return
     if args.norm_eps is not None:  # other kernels take no norm: it is a kernel of its own
         a = rms_norm(args.a, args.norm_weight, args.norm_eps, "none", 0.0, False)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Few rows times weights of 4 bits, whose blocks cut K among their warps: results are those of float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from test.kernels.gemm.stored_weights import arguments, exact
+from test.kernels.gemm.test_row_dequant import HOPPER, SCHEMES, product
+from torch_tile.kernels.gemm import cut_dequant
+from torch_tile.kernels.gemm.args import DequantGemmArgs
+from torch_tile.kernels.gemm.cut_dequant import chunks_of, config_for, fits, footprint, tiled
+from torch_tile.kernels.gemm.dequant import prepare
+from torch_tile.kernels.gemm.tiling import Config
+
+
+def run(args, config):
+    """Launch the kernel by a tiling that fits the row and shared memory. Results are NaN before."""
+    spec, problem, tensors = prepare(args, HOPPER)
+    groups = problem.k // problem.group
+    tilings = [tiled(replace(config, stages=stages), problem.n, groups) for stages in (config.stages, 1)]
+    config = next(c for c in tilings if footprint(c, spec, chunks_of(c, groups)).fits(HOPPER.target))
+    out = torch.full((problem.m, problem.n), float("nan"), dtype=args.dtype)
+    cut_dequant.run(spec, tensors, out, config, HOPPER)
+    return out, config
+
+
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_random_problems(scheme, count, engine, problems, check):
+    """Odd numbers of rows, chunks that are cut off, blocks with several or no tiles, and rows that are missing."""
+    scheme = SCHEMES[scheme]
+    n, k = problems.size(40), scheme.group * (1 + problems.size(40))
+    given, cuts, teams = problems.pick(1, 2, 4, 8), problems.pick(1, 2, 3), problems.pick(1, 2)
+    m = problems.pick(given, 1 + problems.size(given) % given)
+    args = product(problems, scheme, n, k, count, m)
+    args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums
+    stages, blocks = problems.pick(1, 2, 4), problems.pick(1, 2, 5)
+    out, config = run(args, Config(given, 32, scheme.group, 32 * cuts * teams, stages, cuts, blocks=blocks))
+    want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
+    check(out, want, f"{m}x{n}x{k}, {count} products, {config}", scheme.a)
+
+
+@pytest.mark.parametrize("engine", ["text"], indirect=True)
+@pytest.mark.parametrize(
+    ("scheme", "size", "scale"), [("uint4", 2.0**-120, 1), ("uint4", 2.0**110, 1), ("int4", 2.0**-20, 2.0**12)]
+)
+def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
+    """Numbers at the ends of bfloat16's range, those below float16's least normal one, and groups of zeros."""
+    scheme = SCHEMES[scheme]
+    n, groups = 1 + problems.size(20), 16 + problems.size(8)
+    a, bs, scales, *rest = arguments(problems, scheme, 1, n, groups * scheme.group)
+    a = a.contiguous().view(groups, -1) * size
+    a[problems.size(8)] = 0
+    a = a.view(1, -1)
+    scales = [(x.contiguous() * scale).to(scheme.scale) for x in scales]
+    args = DequantGemmArgs(a, [b.contiguous() for b in bs], scales, *rest, [], "", "", scheme.a, "")
+    out, config = run(args, Config(1, 32, scheme.group, 128, 2, 2, blocks=2))
+    unit = size * scale
+    check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{n} x {groups} groups, {config}", scheme.a)
+
+
+def test_tilings_by_shape(problems):
+    """Rows of codes of few columns and some rows of numbers take this kernel, by tilings that fit."""
+
+    def tiling(n, k, scheme="uint4", count=1, m=1):
+        spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 8, k, count, m), HOPPER)
+        problem = replace(problem, n=n)
+        if not fits(spec, problem, HOPPER):
+            return None
+        config = config_for(problem, spec, HOPPER)
+        if config is None:
+            return None
+        assert footprint(config, spec, chunks_of(config, k // problem.group)).fits(HOPPER.target)
+        assert config.stages % chunks_of(config, k // problem.group) == 0
+        return config.splits, config.threads, config.stages, config.block_n
+
+    assert tiling(16384, 16384) == (16, 512, 4, 128) and tiling(8192, 8192) == (8, 512, 2, 64)
+    assert tiling(1536, 8960) == (9, 288, 2, 12) and tiling(5120, 5120) == (5, 480, 2, 48)
+    assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(8192, 28672) is None
+    assert tiling(4096, 4096, "nf4") == (8, 512, 4, 32) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)
+    assert tiling(4096, 11008, "nf4") == (11, 352, 4, 32) and tiling(1536, 8960, "nf4") == (9, 288, 4, 12)
+    assert tiling(16384, 16384, "nf4") is None and tiling(28672, 4096, "nf4") is None
+    assert (
+        tiling(8192, 8192, m=2) is None and tiling(8192, 8192, count=2) is None and tiling(8192, 8192, "e2m1") is None
+    )
