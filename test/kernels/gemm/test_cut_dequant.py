@@ -77,7 +77,7 @@ def test_tilings_by_shape(problems):
         assert config.stages % chunks_of(config, k // problem.group) == 0
         return config.splits, config.threads, config.stages, config.block_n
 
-    assert tiling(16384, 16384) == (16, 512, 4, 128) and tiling(8192, 8192) == (8, 512, 2, 64)
+    assert tiling(16384, 16384) == (16, 512, 4, 64) and tiling(8192, 8192) == (8, 512, 2, 64)
     assert tiling(1536, 8960) == (9, 288, 2, 12) and tiling(5120, 5120) == (5, 480, 2, 48)
     assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(8192, 28672) is None
     assert tiling(4096, 4096, "nf4") == (8, 512, 4, 32) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)

@@ -371,7 +371,7 @@ def in_runs(spec: Spec, operands: Sequence[torch.Tensor]) -> Spec:
 
 WARPS = 16  # of a block, at most
 AHEAD = 16  # registers of a lane for words in flight; twice as many where all warps cut K
-ROWS = 64  # of a tile; twice as many there
+ROWS = 64  # of a tile: twice as many spill
 CODES, NUMBERS = 64, 128  # columns of a group
 LONGEST_CODES, MOST_CODES = 11008, 3 << 25  # columns of a row of codes, and weights
 CHUNKS_OF_NUMBERS = *range(5, 10), WARPS  # of a row
@@ -398,7 +398,7 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     cuts = -(-chunks // -(-chunks // WARPS))
     double = 2 if chunks == WARPS and not coded else 1
     ahead, threads = double * AHEAD * COLUMNS // (2 * problem.group), WARP * cuts * (WARPS // cuts)
-    config = Config(1, double * ROWS, problem.group, threads, ahead, cuts, blocks=machine.num_sms)
+    config = Config(1, ROWS, problem.group, threads, ahead, cuts, blocks=machine.num_sms)
     groups = problem.k // problem.group
     config = tiled(config, n, groups)
     return config if footprint(config, spec, chunks_of(config, groups)).fits(machine.target) else None
