@@ -5,7 +5,9 @@ import functools
 from dataclasses import replace
 
 import pytest
+import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
@@ -29,9 +31,11 @@ def hopper(monkeypatch):
 
 @pytest.fixture
 def typically(monkeypatch):
-    """`typically(module, names, **sizes)`: a module chooses as if its problems had these sizes."""
+    """`typically(module, names, **sizes)`: a module chooses as if its problems had these sizes, one call's of many."""
 
     def choose(module, names, **sizes):
+        env = ShapeEnv()
+        sizes = {k: env.create_symintnode(sympy.Symbol(k, positive=True, integer=True), hint=v) for k, v in sizes.items()}
         for name in names:
             original = getattr(module, name)
             at = next(n for n, word in enumerate(original.__code__.co_varnames) if word == "problem")
@@ -56,7 +60,7 @@ def test_attention(typical, size, causal, typically, check):
     batch, queries, length = size
     q = torch.randn(batch, 4, queries, 64).to(HALF)
     k, v = (torch.randn(batch, 2, length, 64).to(HALF) for _ in "kv")
-    typically(attention, ("config_for", "splits_for"), heads=heads, rows=2 * rows, keys=keys)
+    typically(attention, ("tiling_for", "config_for", "splits_for"), heads=heads, rows=2 * rows, keys=keys)
     options = None, causal, None, 0, length - queries if causal else 0
     got = attention.attention(q, k, v, *options)
     want = attention.reference(*(x.double() for x in (q, k, v)), *options)

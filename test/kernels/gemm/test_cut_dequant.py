@@ -83,6 +83,7 @@ def test_tilings_by_shape(problems):
     assert tiling(4096, 4096, "nf4") == (8, 512, 4, 32) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)
     assert tiling(4096, 11008, "nf4") == (11, 352, 4, 32) and tiling(1536, 8960, "nf4") == (9, 288, 4, 12)
     assert tiling(16384, 16384, "nf4") is None and tiling(28672, 4096, "nf4") is None
+    assert tiling(12288, 6144) is None and tiling(28672, 8192) is None and tiling(256, 512, "nf4") is None
     assert (
         tiling(8192, 8192, m=2) is None and tiling(8192, 8192, count=2) is None and tiling(8192, 8192, "e2m1") is None
     )

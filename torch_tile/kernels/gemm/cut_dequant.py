@@ -373,8 +373,9 @@ WARPS = 16  # of a block, at most
 AHEAD = 16  # registers of a lane for words in flight; twice as many where all warps cut K
 ROWS = 64  # of a tile: twice as many spill
 CODES, NUMBERS = 64, 128  # columns of a group
-LONGEST_CODES, MOST_CODES = 11008, 3 << 25  # columns of a row of codes, and weights
-CHUNKS_OF_NUMBERS = *range(5, 10), WARPS  # of a row
+LONGEST_CODES = 11008  # columns of a row
+CHUNKS_OF_NUMBERS = 5, 7, 8, 9  # of a row that does not fill all warps
+LEAST_WEIGHTS, MOST_WEIGHTS = 1 << 21, 3 << 25  # of such rows, and of codes
 
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
@@ -389,15 +390,13 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     """
     n, coded = typical(problem).n, spec.storage.coded
     chunks = -(-problem.k // (problem.group * SLICES))
-    if coded:
-        chosen = problem.group == CODES and problem.k <= LONGEST_CODES and n * problem.k <= MOST_CODES
-    else:
-        chosen = problem.group == NUMBERS and chunks in CHUNKS_OF_NUMBERS
-    if not chosen:
+    weights, fills = n * problem.k, chunks == WARPS and not coded  # a row that all warps cut is faster at any length
+    measured = problem.k <= LONGEST_CODES if coded else fills or chunks in CHUNKS_OF_NUMBERS
+    measured = measured and problem.group == (CODES if coded else NUMBERS)
+    if not measured or weights < LEAST_WEIGHTS or (weights > MOST_WEIGHTS and not fills):
         return None
     cuts = -(-chunks // -(-chunks // WARPS))
-    double = 2 if chunks == WARPS and not coded else 1
-    ahead, threads = double * AHEAD * COLUMNS // (2 * problem.group), WARP * cuts * (WARPS // cuts)
+    ahead, threads = (1 + fills) * AHEAD * COLUMNS // (2 * problem.group), WARP * cuts * (WARPS // cuts)
     config = Config(1, ROWS, problem.group, threads, ahead, cuts, blocks=machine.num_sms)
     groups = problem.k // problem.group
     config = tiled(config, n, groups)
