@@ -174,6 +174,8 @@ def _dequant_gemms() -> Iterator[Case]:
             for m in (1, 16, 64, 1024):
                 yield Case(f"dequant_gemm {name} {scheme} {m}", _dequant_gemm(dtype, m, 4096, *schemes[scheme]))
         yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
+        for m in (200, 300, 384) if dtype is torch.bfloat16 else ():  # tiles of 224, 160 and 192 rows
+            yield Case(f"dequant_gemm {name} int4 g128 {m}", _dequant_gemm(dtype, m, 16384, *schemes["int4 g128"]))
         for m in (16, 1024):
             yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
     tables = {"nf4": (64, torch.float32), "e2m1": (32, torch.float8_e8m0fnu)}

@@ -35,7 +35,9 @@ def typically(monkeypatch):
 
     def choose(module, names, **sizes):
         env = ShapeEnv()
-        sizes = {k: env.create_symintnode(sympy.Symbol(k, positive=True, integer=True), hint=v) for k, v in sizes.items()}
+        sizes = {
+            k: env.create_symintnode(sympy.Symbol(k, positive=True, integer=True), hint=v) for k, v in sizes.items()
+        }
         for name in names:
             original = getattr(module, name)
             at = next(n for n, word in enumerate(original.__code__.co_varnames) if word == "problem")

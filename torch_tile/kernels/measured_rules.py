@@ -63,7 +63,7 @@ _WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11
 _WIDTHS = Source("scaled_gemm", _H200, "2026-11-30", "h200_tile_widths_2026-11-30.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
-_PAIRED = Source('dequant --only "nf4,g128"', _H200, "2026-11-30", "h200_many_rows_2026-11-30.txt")
+_MANY_ROWS = Source("dequant", _H200, "2026-11-30", "h200_widths_of_many_rows_2026-11-30.txt")
 _FOUR = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_by_wgmma_2026-11-30.txt")
 _LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
@@ -133,7 +133,7 @@ RULES = (
          ("tiles_per_sm", "<=", 2), ("group", ">=", 128), ("bits", "==", 4), ("coded", "==", 0), ("products", "==", 1),
          ("zeros", "==", 0), ("grouped", "==", 0)), True, _FOUR),
     # Two blocks that load a tile of a once, for tiles of many rows.
-    Rule("dequant.pairs", "has_wgmma", (("rows", "==", 256),), True, _PAIRED),
+    Rule("dequant.pairs", "has_wgmma", (("rows", ">", 128),), True, _MANY_ROWS),
     # Slices of K in the places of rows, for few rows of a.
     Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.

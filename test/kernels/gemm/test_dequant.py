@@ -28,6 +28,7 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
+    WIDTHS,
     config_for,
     dequant_gemm,
     dequant_matmul,
@@ -266,6 +267,24 @@ def test_many_tiles_share_rows(problems):
     assert any("loaded once for 2 blocks of a cluster" in remark.became for remark in remarks)
 
 
+@pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
+@pytest.mark.parametrize("scheme", ["uint4 of large groups", "nf4"])
+@pytest.mark.parametrize("eighths", WIDTHS[1:-1])
+def test_widths_of_tiles(eighths, scheme, engine, problems, check):
+    """Tiles of many rows have any width of a list, alone and in pairs. The last ones are cut off."""
+    scheme, products = SCHEMES[scheme], problems.pick(1, 2)
+    rows, shared = 32 * eighths // products, problems.pick(1, 2)
+    config = Config(rows, 128, 128 // products, 256, 2, shared=shared, staged=shared == 2)
+    m, n, k = rows - problems.size(20), 128 + 8 * problems.pick(-1, 0, 1), 128 * problems.pick(1, 2)
+    args = arguments(problems, scheme, m, n, k, products)
+    args = (args[0].contiguous(), *args[1:])
+    row = problems.tensor(n, dtype=torch.float32)
+    text = SWIGLU if products == 2 else "v=add(acc0,x0);ret v"
+    got = dequant_gemm(*args, [row], "r", text, F32, scheme.format, config=config)
+    want = exact(*args, [row.double()], "r", text, format=scheme.format)
+    check(got, want, f"{m}x{n}x{k}, {config}", scheme.a)
+
+
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2", "fp4 by rows"])
 def test_by_mma(scheme, engine, problems, check, monkeypatch):
@@ -456,5 +475,7 @@ def test_many_rows_use_two_warpgroups_on_hopper_only():
     many = replace(LARGE, m=1024)
     assert config_for(many, H200).threads == 256 and config_for(many, H200).block_m == 256
     assert config_for(replace(many, products=2), H200).block_m <= 128
+    widths = {m: config_for(replace(LARGE, m=m), H200).block_m for m in (200, 300, 320, 384, 500, 1024)}
+    assert widths == {200: 224, 300: 160, 320: 160, 384: 192, 500: 256, 1024: 256}
     for other in (config_for(many, GPUS[0]), config_for(replace(many, aligned=False), H200)):
         assert other.threads == 128 and other.block_m == 64

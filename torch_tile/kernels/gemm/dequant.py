@@ -590,6 +590,8 @@ LEAST_COLUMNS = 64  # of a step, whatever groups are
 LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block of a cluster sums up
 MOST_SUMS_ON_GPUS = 128  # of a thread
 MOST_PRODUCTS = 4  # of many rows, where widened weights take registers, too
+WIDTHS = 8, 7, 6, 5, 4  # of tiles of many rows, in eighths of the widest
+WIDENING = 72  # rows of a that are multiplied in the time in which a tile's weights are loaded, widened and stored
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -628,7 +630,8 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
         return Config(64 // products, 128, 64, 128, 3)
     wide = 256 // products
     columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
-    tilings = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
+    widths = WIDTHS if problem.products == 1 and not problem.grouped else (WIDTHS[0], WIDTHS[-1])
+    tilings = [Config(wide * eighths // 8, 128, columns, 256) for eighths in widths]
     best = min(tilings, key=lambda c: _relative_time(c, problem, machine))
     return replace(_in_pairs(best, problem, machine), stages=4)
 
@@ -755,6 +758,6 @@ def footprint(
 
 
 def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the relative time of all tiles: waves times the rows of a. Small tiles reuse fewer weights."""
+    """Estimate the relative time of all tiles: waves times the rows of a, and what each tile takes besides."""
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    return -(-tiles // machine.num_sms) * (config.block_m + 32)
+    return -(-tiles // machine.num_sms) * (config.block_m + WIDENING)
