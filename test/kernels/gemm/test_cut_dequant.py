@@ -32,8 +32,9 @@ def run(args, config):
 def test_random_problems(scheme, count, engine, problems, check):
     """Odd numbers of rows, chunks that are cut off, blocks with several or no tiles, and rows that are missing."""
     scheme = SCHEMES[scheme]
-    n, k = problems.size(40), scheme.group * (1 + problems.size(40))
     given, cuts, teams = problems.pick(1, 2, 4, 8), problems.pick(1, 2, 3), problems.pick(1, 2)
+    most = min(40, 160 // (given * count))  # groups whose sums fit shared memory
+    n, k = problems.size(40), scheme.group * (1 + problems.size(most))
     m = problems.pick(given, 1 + problems.size(given) % given)
     args = product(problems, scheme, n, k, count, m)
     args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums
