@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test.kernels.gemm.stored_weights import arguments, exact
-from test.kernels.gemm.test_row_dequant import HOPPER, SCHEMES, product
+from test.kernels.gemm.stored_weights import exact
+from test.kernels.gemm.test_row_dequant import EXTREME_ROWS, HOPPER, SCHEMES, extreme_row, product
 from torch_tile.kernels.gemm import cut_dequant
-from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.cut_dequant import chunks_of, config_for, fits, footprint, tiled
 from torch_tile.kernels.gemm.dequant import prepare
 from torch_tile.kernels.gemm.tiling import Config
@@ -45,22 +44,14 @@ def test_random_problems(scheme, count, engine, problems, check):
 
 
 @pytest.mark.parametrize("engine", ["text"], indirect=True)
-@pytest.mark.parametrize(
-    ("scheme", "size", "scale"), [("uint4", 2.0**-120, 1), ("uint4", 2.0**110, 1), ("int4", 2.0**-20, 2.0**12)]
-)
+@pytest.mark.parametrize(("scheme", "size", "scale"), EXTREME_ROWS)
 def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
     """Numbers at the ends of bfloat16's range, those below float16's least normal one, and groups of zeros."""
     scheme = SCHEMES[scheme]
-    n, groups = 1 + problems.size(20), 16 + problems.size(8)
-    a, bs, scales, *rest = arguments(problems, scheme, 1, n, groups * scheme.group)
-    a = a.contiguous().view(groups, -1) * size
-    a[problems.size(8)] = 0
-    a = a.view(1, -1)
-    scales = [(x.contiguous() * scale).to(scheme.scale) for x in scales]
-    args = DequantGemmArgs(a, [b.contiguous() for b in bs], scales, *rest, [], "", "", scheme.a, "")
+    args, groups = extreme_row(problems, scheme, size, scale)
     out, config = run(args, Config(1, 32, scheme.group, 128, 2, 2, blocks=2))
     unit = size * scale
-    check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{n} x {groups} groups, {config}", scheme.a)
+    check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{groups} groups, {config}", scheme.a)
 
 
 def test_tilings_by_shape(problems):

@@ -85,13 +85,12 @@ def test_norms_in_front(scheme, weight, count, engine, problems, check):
     check(out, reference(*wide), f"{n} x {groups} groups, {count} products, {config}", scheme.a)
 
 
-@pytest.mark.parametrize("engine", ["text"], indirect=True)
-@pytest.mark.parametrize(
-    ("scheme", "size", "scale"), [("uint4", 2.0**-120, 1), ("uint4", 2.0**110, 1), ("int4", 2.0**-20, 2.0**12)]
-)
-def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
-    """Numbers at the ends of bfloat16's range, those below float16's least normal one, and groups of zeros."""
-    scheme = SCHEMES[scheme]
+# Numbers at the ends of bfloat16's range, and those below float16's least normal one.
+EXTREME_ROWS = [("uint4", 2.0**-120, 1), ("uint4", 2.0**110, 1), ("int4", 2.0**-20, 2.0**12)]
+
+
+def extreme_row(problems, scheme, size, scale):
+    """Draw a product of one row whose numbers are of a `size`, one of its groups all zeros. Also return the groups."""
     n, groups = 1 + problems.size(20), 16 + problems.size(8)
     a, bs, scales, *rest = arguments(problems, scheme, 1, n, groups * scheme.group)
     a = a.contiguous().view(groups, -1) * size
@@ -99,6 +98,16 @@ def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
     a = a.view(1, -1)
     scales = [(x.contiguous() * scale).to(scheme.scale) for x in scales]
     args = DequantGemmArgs(a, [b.contiguous() for b in bs], scales, *rest, [], "", "", scheme.a, "")
+    return args, groups
+
+
+@pytest.mark.parametrize("engine", ["text"], indirect=True)
+@pytest.mark.parametrize(("scheme", "size", "scale"), EXTREME_ROWS)
+def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
+    """Numbers at the ends of bfloat16's range, those below float16's least normal one, and groups of zeros."""
+    scheme = SCHEMES[scheme]
+    args, groups = extreme_row(problems, scheme, size, scale)
+    n = args.bs[0].shape[0]
     spec, _, tensors = prepare(args, HOPPER)
     config = Config(1, 64, scheme.group, 128, 2, SLICES, blocks=2, resident=1)
     out = torch.full((1, n), float("nan"), dtype=scheme.a)

@@ -160,8 +160,8 @@ def store_by_warps(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], firs
     T.tma_copy(staged, out[(*_not_negative(*place, first), 0)], by_warps=True)
 
 
-def _some(config: Config, count: Any) -> Any:
-    """Return a number of rows, at least 1 where tiles start early: each tile then surely has a step."""
+def _at_least_one(config: Config, count: Any) -> Any:
+    """Return a number of rows, clamped to 1 where tiles start early: a proof that each tile has a step."""
     return T.max(count, 1) if config.early else count
 
 
@@ -305,7 +305,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                 extremes = (
                     (0, q_len - 1)
                     if packed
-                    else (span.first, T.min(span.first + rows - 1, _some(config, span.length) - 1))
+                    else (span.first, T.min(span.first + rows - 1, _at_least_one(config, span.length) - 1))
                 )
                 listed = None
                 if lists is not None:
@@ -313,7 +313,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     own_list = lists.place(span.sequence, head * members + member, span.first, counts)
                     listed = lists.steps(counts, own_list, keys)
                 first, end = spec.key_blocks(
-                    config, extremes, span.q_offset, window, _some(config, span.keys), splits, split, listed
+                    config, extremes, span.q_offset, window, _at_least_one(config, span.keys), splits, split, listed
                 )
                 own, hidden = extremes, None
                 if config.own_keys and not config.split:

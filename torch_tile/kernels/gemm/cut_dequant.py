@@ -412,7 +412,7 @@ def tiled(config: Config, n: int, groups: int) -> Config:
 
 
 def footprint(config: Config, spec: Spec, chunks: int, bulk: bool = False) -> Footprint:
-    """Compute the shared memory of two tiles of sums for each matrix, and of the groups' powers, sums and squares."""
+    """Compute the shared memory of two tiles of sums for each matrix, and of the groups' powers and sums."""
     parts = Parts(config, chunks)
     factors = 1 + takes_off(spec)
     table = (Tile(1, TABLE, 16),) if spec.storage.coded else ()

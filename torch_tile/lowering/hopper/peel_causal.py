@@ -17,11 +17,11 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Expr, Var, binary
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Rewriter
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, If, Let, LoopKind, Program, Stmt
 from torch_tile.lowering.analysis.branch_range import taken_from
 from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.lowering.hopper.warp_specialize import LoopsOfRoles
 from torch_tile.tileop.gemm.op import Gemm
 
 
@@ -30,17 +30,8 @@ def peel_causal(program: Program, build: Build) -> Program:
     return _Peel()(program) if build.target.has_wgmma else program
 
 
-class _Peel(Rewriter):
+class _Peel(LoopsOfRoles):
     """Cut the loops of roles that the compiler made."""
-
-    inside = False  # whether the visitor is in a role that the compiler made
-
-    def visit_Role(self, role: st.Role) -> st.Role:
-        """Visit the loops of a role that the compiler made, not of a role of the author."""
-        self.inside = not role.by_hand
-        new = self.children(role)
-        self.inside = False
-        return new
 
     def visit_For(self, loop: st.For) -> Stmt:
         """Cut a loop at the first branch that runs beside products in flight."""

@@ -29,6 +29,7 @@ from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Stmt, Store, calls
 from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.lowering.hopper.warp_specialize import LoopsOfRoles
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
 from torch_tile.tileop.uses import writes_of
@@ -42,20 +43,11 @@ def start_next_tiles(program: Program, build: Build) -> Program:
     return _Start(build)(program) if build.target.has_wgmma else program
 
 
-class _Start(Rewriter):
+class _Start(LoopsOfRoles):
     """Rewrite the loops over tiles in roles that the compiler made."""
-
-    inside = False
 
     def __init__(self, build: Build):
         self.build = build
-
-    def visit_Role(self, role: st.Role) -> st.Role:
-        """Visit the loops of a role that the compiler made, not of a role of the author."""
-        self.inside = not role.by_hand
-        new = self.children(role)
-        self.inside = False
-        return new
 
     def visit_For(self, loop: st.For) -> Stmt:
         """Rewrite a loop over tiles whose products have the form of a shifted loop with turns."""
@@ -118,7 +110,7 @@ def _ping_pong_calls(loop: st.For) -> tuple[Do, ...]:
 
 
 def _flat(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Yield statements without the blocks around them."""
+    """Yield the statements of nested blocks in order, without the blocks."""
     for one in stmts:
         if isinstance(one, Block):
             yield from _flat(one.stmts)

@@ -150,6 +150,19 @@ def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[i
     return WARPGROUP, (min(left // groups // UNIT * UNIT, MOST_REGISTERS), few)
 
 
+class LoopsOfRoles(Rewriter):
+    """The base of passes that rewrite loops of roles that the compiler made, and leave roles of the author."""
+
+    inside = False  # whether the visitor is in a role that the compiler made
+
+    def visit_Role(self, role: Role) -> Role:
+        """Visit the loops of a role that the compiler made, not of a role of the author."""
+        self.inside = not role.by_hand
+        new = self.children(role)
+        self.inside = False
+        return new
+
+
 class _FromZero(Rewriter):
     """Rewrite loops that load tiles to count from 0 to a number or name, which the loop need not compute."""
 
