@@ -15,7 +15,6 @@ from torch_tile.hardware import (
     chip_of,
     equal_share,
     most_blocks,
-    rates_of,
     runs_on,
 )
 
@@ -150,7 +149,7 @@ def test_rates_of_a_target_are_those_of_a_board(capability):
 def test_chips_of_named_boards_have_a_named_board():
     for capability in (80, 90):
         assert CHIPS[capability].board in BOARDS.values()
-    assert all(set(rates_of(b)) == {"bfloat16", "float16", "float32", "float64"} for b in BOARDS.values())
+    assert all(set(b.flops) == {"bfloat16", "float16", "float32", "float64"} for b in BOARDS.values())
 
 
 def test_cubins_run_on_their_own_generation():

@@ -40,6 +40,15 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# Types of higher layers that a layer may name, as callers hand their objects down to it.
+HANDED_DOWN = {
+    ("profiler", "kernel"),
+    ("user_op", "kernel"),
+    ("runtime", "codegen"),
+    ("runtime", "jit"),
+    ("runtime", "kernel"),
+    ("runtime", "kernels"),
+}
 WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {
     PACKAGE,
     "simulator",
@@ -164,6 +173,21 @@ def import_direction(root: Path) -> Iterator[str]:
                     continue
                 if RANK[other] >= RANK[layer]:
                     yield f"{where}:{statement.lineno}: `{layer}` may not import `{other}`"
+
+
+def type_direction(root: Path) -> Iterator[str]:
+    """Types, too, are named of lower layers only, but for objects that are handed down."""
+    for path, layer in sources(root):
+        if layer == PACKAGE or layer not in RANK:
+            continue
+        for block in filter(is_type_checking, ast.walk(parse(path))):
+            for statement in (s for s in block.body if isinstance(s, ast.Import | ast.ImportFrom)):
+                for other in {layer_of(name, root) for name in imported(statement, path, root)}:
+                    if other is None or other == layer or other not in RANK or (layer, other) in HANDED_DOWN:
+                        continue
+                    if RANK[other] >= RANK[layer]:
+                        where = f"{path.relative_to(root)}:{statement.lineno}"
+                        yield f"{where}: `{layer}` may not name types of `{other}`"
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -518,6 +542,7 @@ def sentences(prose: str) -> Iterator[str]:
 
 RULES = [
     import_direction,
+    type_direction,
     import_circles,
     light_import,
     mocks,
@@ -560,13 +585,15 @@ def tree(tmp_path: Path, files: dict[str, str]) -> Path:
 CLEAN = {
     "torch_tile/__init__.py": "from torch_tile import ops\n",
     "torch_tile/ir/a.py": "from ..diagnostics import x\nfrom . import b\nimport numpy\n",
-    "torch_tile/ir/b.py": "if TYPE_CHECKING:\n    import torch\n    from .. import jit\n",
+    "torch_tile/ir/b.py": "if TYPE_CHECKING:\n    import torch\n    from ..diagnostics import x\n",
+    "torch_tile/runtime/a.py": "if TYPE_CHECKING:\n    from .. import jit\n",
     "torch_tile/diagnostics/__init__.py": "x = 1\n",
     "torch_tile/diagnostics/errors.py": "x = 1\n",
     "torch_tile/jit.py": "from torch_tile.ir import a\ndef f():\n    import torch\n    raise ValueError('no')\n",
     "torch_tile/ops/__init__.py": "import torch\n",
     "test/ir/test_a.py": "",
     "test/ir/test_a_in_part.py": "",
+    "test/runtime/test_a.py": "",
     "torch_tile/kernels/long.py": "@T.prim_func\ndef f():\n" + "    pass\n" * 80,
     "test/test_structure.py": "",
     "csrc/a.h": "// SPDX-License-Identifier: Apache-2.0\n",
@@ -586,6 +613,11 @@ PLANTED = [
         import_direction,
         {"torch_tile/ir/c.py": "if TYPE_CHECKING:\n    pass\nelse:\n    from .. import jit\n"},
         "`ir` may not import `jit`",
+    ),
+    (
+        type_direction,
+        {"torch_tile/ir/c.py": "if TYPE_CHECKING:\n    from ..jit import f\n"},
+        "ir/c.py:4: `ir` may not name types of `jit`",
     ),
     (import_direction, {"torch_tile/new/a.py": ""}, "`new` is in no layer"),
     (

@@ -54,6 +54,33 @@ class Board:
     double: float
     bandwidth: float
 
+    @property
+    def flops(self) -> Mapping[str, float]:
+        """Return the operations per second by the operands' dtype name."""
+        rates = {"bfloat16": self.half, "float16": self.half, "float32": self.single, "float64": self.double}
+        return {name: rate * 1e12 for name, rate in rates.items()}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a machine per second: flops and bytes of one SM (or core), and bytes of its memory as a whole.
+
+    `product` is for products of 16-bit operands by tensor cores. `shared` is bytes between shared memory and registers.
+    `step` is the seconds that an iteration waits for its loads unless other work covers them; `launch` is those of a
+    launch.
+    """
+
+    product: float
+    scalar: float
+    traffic: float
+    shared: float
+    memory: float
+    step: float
+    launch: float
+
+
+CORE = Rates(8e10, 2e10, 8e9, 3e10, 4e10, 0.0, 3e-6)  # of a CPU
+STEP, LAUNCH = 6e-7, 3e-6  # seconds that a GPU's loads and launches take
 
 BOARDS = {
     "NVIDIA A100-SXM4-40GB": Board(312, 19.5, 19.5, 1.555),
@@ -277,7 +304,15 @@ class Target:
 
     def flops(self, dtype: str) -> float:
         """Return the typical product's operations per second on operands of a dtype name; 0 if unknown."""
-        return rates_of(self.chip.board).get(dtype, 0.0)
+        return self.chip.board.flops.get(dtype, 0.0)
+
+    @property
+    def rates(self) -> Rates:
+        """Return the rates of one multiprocessor or core. A GPU of the typical product shares its rates equally."""
+        if self.kind == "cpu":
+            return CORE
+        product, scalar = (self.flops(dtype) / self.sms for dtype in ("float16", "float32"))
+        return Rates(product, scalar, self.chip.l2_rate, self.chip.shared_rate, self.bandwidth, STEP, LAUNCH)
 
     @property
     def shared_limit(self) -> int:
@@ -297,12 +332,6 @@ class Target:
 
     def __str__(self) -> str:
         return f"cuda:{self.arch}" if self.kind == "cuda" else self.kind
-
-
-def rates_of(board: Board) -> Mapping[str, float]:
-    """Return the operations per second by the operands' dtype name."""
-    rates = {"bfloat16": board.half, "float16": board.half, "float32": board.single, "float64": board.double}
-    return {name: rate * 1e12 for name, rate in rates.items()}
 
 
 def spelled(target: object) -> object:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_tile.carver.arch import TileDevice
-from torch_tile.compiler.cost_model import estimate, rates_of
+from torch_tile.compiler.cost_model import estimate
 from torch_tile.ir.stmt import Program
 from torch_tile.language.program import PrimFunc
 
@@ -36,7 +36,7 @@ class Analyzer:
         """Return the work, as that of a typical block times the number of blocks. Nothing overlaps a rate's limit."""
         program = self.fn if isinstance(self.fn, Program) else self.fn.program
         target, sms = self.device.target, self.device.compute_max_core
-        work, rates = estimate(program, target, sms), rates_of(target)
+        work, rates = estimate(program, target, sms), target.rates
         seconds = max(work.flops / (rates.product * sms), work.bytes / rates.memory)
         return AnalysisResult(
             round(work.product_flops), round(work.bytes), seconds, rates.product * sms / 1e12, rates.memory / 1e9

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch_tile.hardware import PER_THREAD, Target, equal_share
+from torch_tile.hardware import PER_THREAD, Rates, Target, equal_share
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
@@ -28,37 +28,6 @@ from torch_tile.tileop.gemm.op import Gemm
 UNKNOWN_TRIPS = 8  # iterations of a loop whose bounds depend on data
 OTHER_REGISTERS = 40  # addresses, counters and operands, beside the fragments
 WARPS_AT_FULL_RATE = 8  # that keep the tensor cores of an SM busy
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Rates of a machine per second: flops and bytes of one SM (or core), and bytes of its memory as a whole.
-
-    `product` is for products of 16-bit operands by tensor cores. `shared` is bytes between shared memory and registers.
-    `step` is the seconds that an iteration waits for its loads unless other work covers them; `launch` is those of a
-    launch.
-    """
-
-    product: float
-    scalar: float
-    traffic: float
-    shared: float
-    memory: float
-    step: float
-    launch: float
-
-
-CORE = Rates(8e10, 2e10, 8e9, 3e10, 4e10, 0.0, 3e-6)
-STEP, LAUNCH = 6e-7, 3e-6  # seconds that a GPU's loads and launches take
-
-
-def rates_of(target: Target) -> Rates:
-    """Return the rates of a target. Those of a GPU are its typical product's, divided by its SMs."""
-    if target.kind == "cpu":
-        return CORE
-    chip, sms = target.chip, target.sms
-    product, scalar = (target.flops(dtype) / sms for dtype in ("float16", "float32"))
-    return Rates(product, scalar, chip.l2_rate, chip.shared_rate, target.bandwidth, STEP, LAUNCH)
 
 
 @dataclass
@@ -100,7 +69,7 @@ class Estimate:
 
 def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
     """Estimate the time of `program` on a machine of `num_sms` SMs or cores. `sizes` are run-time sizes, if known."""
-    rates = rates_of(target)
+    rates = target.rates
     parts = [_estimate_kernel(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(
         sum(p.seconds for p in parts),

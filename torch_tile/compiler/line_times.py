@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 
 from torch_tile.compiler.cost_model import (
     UNKNOWN_TRIPS,
-    Rates,
     Work,
     WorkCounter,
     estimate,
     number,
-    rates_of,
     typical_work,
 )
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.hardware import Target
+from torch_tile.hardware import Rates, Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import Node, find
@@ -69,7 +67,7 @@ def line_times(
         if not isinstance(value, int) or value < 0:
             raise LaunchError(f"profile: the size {name!r} is {value!r}; expected an integer of 0 or more")
     known: dict[Var, Scalar] = {var: given[var.name] for var in find(program, Var) if var.name in given}
-    rates, alone = rates_of(target), defaultdict[tuple[str, int], float](float)
+    rates, alone = target.rates, defaultdict[tuple[str, int], float](float)
     for launch in program.kernels:
         values = dict(known)
         grid = [max(1, number(extent, values, UNKNOWN_TRIPS)) for extent in launch.grid]

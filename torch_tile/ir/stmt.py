@@ -8,7 +8,8 @@ performed by all threads of the block as if it were atomic: what an earlier stat
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
@@ -17,7 +18,7 @@ from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node, find, node_class
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    import torch
 
 
 @node_class
@@ -168,6 +169,34 @@ class Print(Stmt):
 
     message: str
     value: Expr | Region | None
+
+
+class Env(Protocol):
+    """The state of one block, as tile ops see it."""
+
+    def read(self, region: Region) -> torch.Tensor:
+        """Copy a region, one dimension per buffer dimension; global elements outside the buffer read 0."""
+
+    def write(self, region: Region, tile: torch.Tensor) -> None:
+        """Overwrite the region with a tile of its shape; global elements outside the buffer are dropped."""
+
+    def extents(self, region: Region) -> list[int]:
+        """Return the region's extents, one per buffer dimension."""
+
+    def value(self, expr: Expr) -> Any:
+        """Compute a scalar expression as a Python number."""
+
+    def size(self, expr: Expr) -> int:
+        """Compute an integer expression as a Python int."""
+
+    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
+        """Return a constant tile."""
+
+    def wide(self, dtype: DType) -> torch.dtype:
+        """Return the type in which a reference computes results of `dtype`: float64 or int64."""
+
+    def block(self, block: Block) -> None:
+        """Run statements."""
 
 
 @node_class

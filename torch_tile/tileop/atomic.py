@@ -37,7 +37,7 @@ from torch_tile.tileop.copy.op import extend_head
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 
 @node_class

@@ -27,7 +27,7 @@ from torch_tile.tileop.base import (
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 
 @tile_op("fill")

@@ -28,7 +28,7 @@ from torch_tile.tileop.parallel.nest import is_static, nest_of
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 FEW = 8  # factors of a thread that are worth a look before its elements are multiplied
 

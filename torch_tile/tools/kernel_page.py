@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_tile.compiler.context import Build, times
-from torch_tile.compiler.cost_model import estimate, rates_of
+from torch_tile.compiler.cost_model import estimate
 from torch_tile.diagnostics.arguments import names_parameters
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import Target
@@ -130,7 +130,7 @@ def _schedule(kernel: JITKernel) -> str:
 
 def _roofline(kernel: JITKernel) -> str:
     """Draw the machine's limits over operations for each byte, and where the cost model sees the kernel."""
-    sms, rates = kernel.target.sms, rates_of(kernel.target)
+    sms, rates = kernel.target.sms, kernel.target.rates
     work = estimate(kernel.program, kernel.target, sms)
     peak, memory = rates.product * sms, rates.memory
     if not work.bytes or not work.flops:

@@ -9,7 +9,6 @@ from html import escape
 import torch
 
 from torch_tile.compiler.binding import size_of
-from torch_tile.compiler.cost_model import rates_of
 from torch_tile.diagnostics.errors import InternalError, TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.arith_util import evaluate
@@ -32,7 +31,7 @@ def events_of(program: Program, flat: Program, target: Target) -> list[Event]:
     where that is no valid call, or its tensors are too large to be made up.
     """
     sizes: dict[Var, Scalar] = {v: -(-UNKNOWN_SIZE // v.multiple) * v.multiple for v in dimensions(program)}
-    timeline = Timeline(target, rates_of(target))
+    timeline = Timeline(target, target.rates)
     try:
         values = dict(sizes)
         shapes: dict[Buffer, tuple[list[int], torch.dtype]] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.hardware import BOARDS, rates_of
+from torch_tile.hardware import BOARDS
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, bind, is_tensor, val
 from torch_tile.ops.registry import operator_of
@@ -51,7 +51,7 @@ class Peak:
 
 
 PEAKS = {
-    name: Peak({getattr(torch, name): rate for name, rate in rates_of(board).items()}, board.bandwidth * 1e12)
+    name: Peak({getattr(torch, name): rate for name, rate in board.flops.items()}, board.bandwidth * 1e12)
     for name, board in BOARDS.items()
 }
 """Peak of each GPU, by the device name that the driver reports."""

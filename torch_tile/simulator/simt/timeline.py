@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from torch_tile.diagnostics.errors import Span
-from torch_tile.hardware import WARP, Target
+from torch_tile.hardware import WARP, Rates, Target
 from torch_tile.intrinsics import wgmma
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.buffer import TensorMap
@@ -29,7 +29,6 @@ from torch_tile.ir.stmt import Let, Store
 from torch_tile.simulator.simt.memory import Threads
 
 if TYPE_CHECKING:
-    from torch_tile.compiler.cost_model import Rates
     from torch_tile.simulator.simt.calls import Place, Run
 
 Step = Callable[[], None]

@@ -7,8 +7,7 @@ division.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -29,9 +28,6 @@ from torch_tile.tileop.atomic import folded
 from torch_tile.tileop.base import describe
 
 if TYPE_CHECKING:
-    from torch_tile.ir.buffer import Region
-    from torch_tile.ir.dtype import DType
-    from torch_tile.ir.stmt import Block
     from torch_tile.simulator.tile.interpreter import Tiles
 
 
@@ -197,34 +193,6 @@ def _first_outside(index: Value, bad: Value) -> int:
 
 
 # The interface between the interpreter and a tile op's `evaluate`.
-
-
-class Env(Protocol):
-    """The state of one block, as tile ops see it."""
-
-    def read(self, region: Region) -> torch.Tensor:
-        """Copy a region, one dimension per buffer dimension; global elements outside the buffer read 0."""
-
-    def write(self, region: Region, tile: torch.Tensor) -> None:
-        """Overwrite the region with a tile of its shape; global elements outside the buffer are dropped."""
-
-    def extents(self, region: Region) -> list[int]:
-        """Return the region's extents, one per buffer dimension."""
-
-    def value(self, expr: Expr) -> Any:
-        """Compute a scalar expression as a Python number."""
-
-    def size(self, expr: Expr) -> int:
-        """Compute an integer expression as a Python int."""
-
-    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
-        """Return a constant tile."""
-
-    def wide(self, dtype: DType) -> torch.dtype:
-        """Return the type in which a reference computes results of `dtype`: float64 or int64."""
-
-    def block(self, block: Block) -> None:
-        """Run statements."""
 
 
 # Atomic updates that give a value, and atomic loads, in the interpreter of tiles: nothing happens at the same time.

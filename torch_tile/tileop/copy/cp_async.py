@@ -40,7 +40,7 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.threads import ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
     from torch_tile.tileop.threads import Demand, Layouts
 
 

@@ -37,7 +37,7 @@ from torch_tile.tileop.parallel.nest import is_static
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 POLICIES = (None, "evict_normal", "evict_first", "evict_last", "no_allocate")  # how caches keep lines that are read
 INSTRUCTIONS = (None, "tma", "cp_async", "sync")

@@ -44,7 +44,7 @@ from torch_tile.tileop.gemm.wgmma import panel_span
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 ZERO = const(0, dt.int32)
 TYPES = {

@@ -33,7 +33,7 @@ from torch_tile.tileop.gemm import fma, mma, wgmma as gemm_wgmma
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 
 class GemmImplementation(Protocol):

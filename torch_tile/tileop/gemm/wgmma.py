@@ -28,7 +28,7 @@ from torch_tile.tileop.gemm.steps import ZERO, unrolled
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
     from torch_tile.tileop.gemm.op import Gemm
 
 

@@ -35,7 +35,7 @@ from torch_tile.tileop.reduce.threads import accumulator, coordinate, guarded, s
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.ir.stmt import Env
 
 
 @node_class
