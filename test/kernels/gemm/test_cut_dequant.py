@@ -97,12 +97,13 @@ def test_tilings_by_shape(problems):
     assert tiling(16384, 16384) == (16, 512, 4, 8) and tiling(8192, 8192) == (8, 512, 2, 64)
     assert tiling(1536, 8960) == (9, 288, 2, 12) and tiling(5120, 5120) == (5, 480, 2, 48)
     assert tiling(28672, 4096) == (4, 512, 4, 32) and tiling(6144, 4096) == (4, 512, 2, 48)
-    assert tiling(8192, 28672) == (14, 448, 4, 4) and tiling(14336, 4096, count=2) == (4, 512, 1, 64)
-    assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(8192, 3072, count=2) is None
+    assert tiling(8192, 28672) == (14, 448, 4, 4) and tiling(13824, 5120) == (5, 480, 3, 18)
+    assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(256, 512) is None
+    assert tiling(12288, 6144) == (6, 384, 4, 16) and tiling(12288, 5632) is None  # a chunk that is cut off
     assert tiling(28672, 4096, m=2) == (8, 512, 4, 32) and tiling(5120, 5120, m=2) == (10, 320, 2, 40)
     assert tiling(4096, 4096, m=3) == tiling(4096, 4096, m=4) == (16, 512, 2, 32) and tiling(4096, 4096, m=5) is None
+    assert tiling(14336, 4096, count=2) == (4, 512, 1, 64) and tiling(8192, 3072, count=2) is None
     assert tiling(4096, 4096, "nf4") == (8, 512, 4, 16) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)
     assert tiling(4096, 11008, "nf4") == (11, 352, 4, 32) and tiling(1536, 8960, "nf4") == (9, 288, 4, 12)
-    assert tiling(28672, 4096, "nf4") == (8, 512, 4, 16) and tiling(14336, 4096, "nf4", 2) == (8, 512, 2, 64)
-    assert tiling(16384, 16384, "nf4") is None and tiling(256, 512, "nf4") is None
-    assert tiling(12288, 6144) is None and tiling(28672, 8192) is None and tiling(8192, 8192, "e2m1") is None
+    assert tiling(16384, 16384, "nf4") == (16, 512, 16, 16) and tiling(14336, 4096, "nf4", 2) == (8, 512, 2, 64)
+    assert tiling(4096, 14336, "nf4") is None and tiling(256, 512, "nf4") is None and tiling(8192, 8192, "e2m1") is None

@@ -8,21 +8,20 @@ and its warps read the weights from their beginning to their end:
               row 2 b + 1  | warp 0: 8 groups | warp 1: 8 groups | ... |
     step 1    row 2 (b + B) ...
 
-    a lane        words of a step --> products with its columns of a --> sums of groups --> shared memory
-                      ^  registers                        |
-                      +-- words of a later step <---------+
-    a tile        the steps of 64 rows, a barrier, then for each row: sums of groups x scales, added up by a few lanes
+    a lane        words of a step --> products with its columns of a --> sums of groups --> shared memory.
+                  Words of later steps are on their way into other registers.
+    a tile        One round of the steps in flight, or several, and a barrier.
+                  Then a few lanes add up a row of the weights: sums of groups x scales.
 
 Columns of a stay in registers, in the order of fields. So no tile of a lies in shared memory, and no barrier stands
-before the first product. The words of later steps are in flight while a tile is joined: nothing may wait for them
-there. May assume what `dequant.prepare` describes.
+before the first product. May assume what `dequant.prepare` describes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import torch
@@ -461,31 +460,36 @@ class Measured(NamedTuple):
     ahead: int
     one_round: bool
 
-    def holds(self, coded: bool, rows: int, products: int, chunks: int, each: float) -> bool:
-        """Return whether a problem is in the range."""
+    def holds(self, coded: bool, rows: int, products: int, chunks: float, each: float) -> bool:
+        """Return whether a problem is in the range. Tiles of one round were measured for whole chunks alone."""
         same = (self.coded, self.rows, self.products) == (coded, rows, products)
-        return same and chunks in self.chunks and self.each[0] <= each < self.each[1]
+        whole = chunks == ceil(chunks) or not self.one_round
+        return same and whole and ceil(chunks) in self.chunks and self.each[0] <= each < self.each[1]
 
 
 ALL, MANY = inf, 80  # rows of the weights for a multiprocessor
-MEASURED = (
+MEASURED = (  # coded, rows, products, chunks, each, ahead, one round
     Measured(False, 1, 1, (3,), (15, 20), 2, False),
     Measured(False, 1, 1, (4,), (36, MANY), 2, False),
     Measured(False, 1, 1, (5, 7, 8, 9), (0, MANY), 2, False),
-    Measured(False, 1, 1, (5,), (MANY, 115), 3, True),
-    Measured(False, 1, 1, (4, 6, 8, 14), (MANY, ALL), 4, True),
+    Measured(False, 1, 1, (5,), (MANY, 160), 3, True),
+    Measured(False, 1, 1, (6, 7, 14), (MANY, 115), 4, True),
+    Measured(False, 1, 1, (4, 8), (MANY, ALL), 4, True),
     Measured(False, 1, 1, (16,), (0, 48), 4, False),
     Measured(False, 1, 1, (16, 28), (48, ALL), 4, True),
-    Measured(False, 1, 2, (4,), (100, ALL), 1, False),
-    Measured(False, 2, 1, (8,), (44, MANY), 2, False),
+    Measured(False, 1, 2, (4,), (100, 115), 1, False),
+    Measured(False, 2, 1, (8,), (36, 60), 2, False),
     Measured(False, 2, 1, (8,), (MANY, ALL), 4, True),
     Measured(False, 2, 1, range(9, 17), (20, MANY), 2, False),
+    Measured(False, 2, 1, (16,), (200, ALL), 4, True),
     Measured(False, 2, 1, (32,), (MANY, ALL), 4, False),
-    Measured(False, 4, 1, range(16, 21), (20, 48), 2, False),
+    Measured(False, 4, 1, range(16, 21), (15, 48), 2, False),
     Measured(True, 1, 1, (8,), (0, ALL), 4, True),
     Measured(True, 1, 1, range(1, 11), (0, 115), 4, False),
+    Measured(True, 1, 1, (14,), (MANY, 115), 4, True),
     Measured(True, 1, 1, (16,), (MANY, ALL), 4, False),
     Measured(True, 1, 1, range(11, 23), (0, MANY), 4, False),
+    Measured(True, 1, 1, (28,), (MANY, 115), 16, True),
     Measured(True, 1, 1, (32,), (MANY, ALL), 16, True),
     Measured(True, 1, 2, (8,), (MANY, ALL), 2, False),
 )
@@ -502,15 +506,15 @@ def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:
     Each warp has as few chunks as it can. The warps left over take other rows of the weights.
     """
     n, coded, rows = typical(problem).n, spec.storage.coded, power_of_two(problem.m)
+    if problem.group != (CODES if coded else NUMBERS) or n * problem.k < LEAST_WEIGHTS:
+        return None
     groups = problem.k // problem.group
-    chunks = -(-groups * rows // SLICES)
-    if problem.group != (CODES if coded else NUMBERS):
+    chunks = groups * rows / SLICES
+    own = coded, rows, problem.products, chunks, n / machine.num_sms
+    found = next((measured for measured in MEASURED if measured.holds(*own)), None)
+    if found is None:
         return None
-    problem_of = coded, rows, problem.products, chunks, n / machine.num_sms
-    found = next((measured for measured in MEASURED if measured.holds(*problem_of)), None)
-    if found is None or n * problem.k < LEAST_WEIGHTS:
-        return None
-    cuts = -(-chunks // -(-chunks // WARPS))
+    cuts = ceil(chunks / ceil(chunks / WARPS))
     threads, tile = WARP * cuts * (WARPS // cuts), 0 if found.one_round else ROWS
     config = Config(rows, tile, problem.group, threads, found.ahead, cuts, blocks=machine.num_sms)
     config = fit_tile_to_stages(config, n, groups)
