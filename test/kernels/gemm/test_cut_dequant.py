@@ -9,7 +9,15 @@ import torch
 from test.kernels.gemm.stored_weights import exact
 from test.kernels.gemm.test_row_dequant import EXTREME_ROWS, HOPPER, SCHEMES, extreme_row, product
 from torch_tile.kernels.gemm import cut_dequant
-from torch_tile.kernels.gemm.cut_dequant import chunks_of, config_for, fits, footprint, tiled
+from torch_tile.kernels.gemm.cut_dequant import (
+    chunks_of_warp,
+    config_for,
+    cut_dequant_matmul,
+    fit_tile_to_stages,
+    fits,
+    footprint,
+    with_runs_of_factors,
+)
 from torch_tile.kernels.gemm.dequant import prepare
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -18,8 +26,8 @@ def run(args, config):
     """Launch the kernel by a tiling that fits the row and shared memory. Results are NaN before."""
     spec, problem, tensors = prepare(args, HOPPER)
     groups = problem.k // problem.group
-    tilings = [tiled(replace(config, stages=stages), problem.n, groups) for stages in (config.stages, 1)]
-    config = next(c for c in tilings if footprint(c, spec, chunks_of(c, groups)).fits(HOPPER.target))
+    tilings = [fit_tile_to_stages(replace(config, stages=stages), problem.n, groups) for stages in (config.stages, 1)]
+    config = next(c for c in tilings if footprint(c, spec, chunks_of_warp(c, groups)).fits(HOPPER.target))
     out = torch.full((problem.m, problem.n), float("nan"), dtype=args.dtype)
     cut_dequant.run(spec, tensors, out, config, HOPPER)
     return out, config
@@ -37,8 +45,8 @@ def test_random_problems(scheme, count, engine, problems, check):
     m = problems.pick(given, 1 + problems.size(given) % given)
     args = product(problems, scheme, n, k, count, m)
     args = args._replace(a=args.a / 8)  # float16 would not hold the product of two sums
-    stages, blocks = problems.pick(1, 2, 4), problems.pick(1, 2, 5)
-    out, config = run(args, Config(given, 32, scheme.group, 32 * cuts * teams, stages, cuts, blocks=blocks))
+    stages, blocks, rows = problems.pick(1, 2, 4), problems.pick(1, 2, 5), problems.pick(0, 32)  # 0: one round
+    out, config = run(args, Config(given, rows, scheme.group, 32 * cuts * teams, stages, cuts, blocks=blocks))
     want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
     check(out, want, f"{m}x{n}x{k}, {count} products, {config}", scheme.a)
 
@@ -54,8 +62,25 @@ def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
     check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{groups} groups, {config}", scheme.a)
 
 
+@pytest.mark.parametrize(("rows", "groups"), [(1, 8), (1, 16), (1, 32), (1, 64), (2, 32), (2, 64), (4, 32), (4, 64)])
+def test_lanes_meet_other_banks(rows, groups, problems):
+    """Sums of groups are stored and loaded without bank conflicts. Of four rows, two lanes that store share a bank."""
+    args = product(problems, SCHEMES["int4"], 24, 64 * groups, m=rows)
+    spec, problem, (a, *operands) = prepare(args, HOPPER)
+    cuts = max(1, groups * rows // 8)
+    config = Config(rows, 0, 64, 32 * min(cuts, 4), 4, min(cuts, 4), blocks=2)
+    config = fit_tile_to_stages(config, problem.n, groups)
+    spec = with_runs_of_factors(spec, operands)
+    kernel = cut_dequant_matmul.on(HOPPER.target)(config, spec, chunks_of_warp(config, groups))
+    out = torch.zeros(rows, problem.n, dtype=args.dtype)
+    findings = kernel.interpret(a.unflatten(1, (-1, 64)), *operands, out)
+    assert not findings, str(findings)
+    ways = {what.split()[0]: banks.ways for (_, what), banks in findings.banks.items()}
+    assert ways == {"write": 2.0 if rows == 4 else 1.0, "read": 1.0}
+
+
 def test_tilings_by_shape(problems):
-    """Rows of codes of few columns and some rows of numbers take this kernel, by tilings that fit."""
+    """Rows of codes of few columns and some of numbers take this kernel, by tilings that fit."""
 
     def tiling(n, k, scheme="uint4", count=1, m=1):
         spec, problem, _ = prepare(product(problems, SCHEMES[scheme], 8, k, count, m), HOPPER)
@@ -65,17 +90,20 @@ def test_tilings_by_shape(problems):
         config = config_for(problem, spec, HOPPER)
         if config is None:
             return None
-        assert footprint(config, spec, chunks_of(config, k // problem.group)).fits(HOPPER.target)
-        assert config.stages % chunks_of(config, k // problem.group) == 0
+        assert footprint(config, spec, chunks_of_warp(config, k // problem.group)).fits(HOPPER.target)
+        assert config.stages % chunks_of_warp(config, k // problem.group) == 0
         return config.splits, config.threads, config.stages, config.block_n
 
-    assert tiling(16384, 16384) == (16, 512, 4, 64) and tiling(8192, 8192) == (8, 512, 2, 64)
+    assert tiling(16384, 16384) == (16, 512, 4, 8) and tiling(8192, 8192) == (8, 512, 2, 64)
     assert tiling(1536, 8960) == (9, 288, 2, 12) and tiling(5120, 5120) == (5, 480, 2, 48)
-    assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(8192, 28672) is None
-    assert tiling(4096, 4096, "nf4") == (8, 512, 4, 32) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)
+    assert tiling(28672, 4096) == (4, 512, 4, 32) and tiling(6144, 4096) == (4, 512, 2, 48)
+    assert tiling(8192, 28672) == (14, 448, 4, 4) and tiling(13824, 5120) == (5, 480, 3, 18)
+    assert tiling(4096, 4096) is None and tiling(4096, 14336) is None and tiling(256, 512) is None
+    assert tiling(12288, 6144) == (6, 384, 4, 16) and tiling(12288, 5632) is None  # a chunk that is cut off
+    assert tiling(28672, 4096, m=2) == (8, 512, 4, 32) and tiling(5120, 5120, m=2) == (10, 320, 2, 40)
+    assert tiling(4096, 4096, m=3) == tiling(4096, 4096, m=4) == (16, 512, 2, 32) and tiling(4096, 4096, m=5) is None
+    assert tiling(14336, 4096, count=2) == (4, 512, 1, 64) and tiling(8192, 3072, count=2) is None
+    assert tiling(4096, 4096, "nf4") == (8, 512, 4, 16) and tiling(8192, 8192, "nf4") == (16, 512, 4, 64)
     assert tiling(4096, 11008, "nf4") == (11, 352, 4, 32) and tiling(1536, 8960, "nf4") == (9, 288, 4, 12)
-    assert tiling(16384, 16384, "nf4") is None and tiling(28672, 4096, "nf4") is None
-    assert tiling(12288, 6144) is None and tiling(28672, 8192) is None and tiling(256, 512, "nf4") is None
-    assert (
-        tiling(8192, 8192, m=2) is None and tiling(8192, 8192, count=2) is None and tiling(8192, 8192, "e2m1") is None
-    )
+    assert tiling(16384, 16384, "nf4") == (16, 512, 16, 16) and tiling(14336, 4096, "nf4", 2) == (8, 512, 2, 64)
+    assert tiling(4096, 14336, "nf4") is None and tiling(256, 512, "nf4") is None and tiling(8192, 8192, "e2m1") is None
