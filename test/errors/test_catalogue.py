@@ -31,6 +31,7 @@ WARNINGS = {
     "past_end",
     "cleared_sum",
     "idle_index",
+    "no_blocks",
     "repeated_copy",
     "narrow_sum",
     "same_parity",

@@ -367,3 +367,94 @@ def test_addresses_of_tiles_are_refused():
                 T.call_extern("handle", "f", T.address_of(tile[0]))
 
     assert caught.value.code == "narrow_type"
+
+
+def single_elements(store, blocks):
+    """A kernel in whose blocks `store(O, R, I, bx)` sets single elements of packed tensors."""
+
+    @T.prim_func
+    def kernel(O: T.Tensor((64,), "uint2"), R: T.Tensor((8, 8), "int4"), I: T.Tensor((8,), "int32")):
+        with T.Kernel(blocks, threads=32) as bx:
+            store(O, R, I, bx)
+
+    return kernel
+
+
+@T.macro
+def set_element(O, R, I, bx):
+    O[bx] = 1
+
+
+@T.macro
+def set_every_other(O, R, I, bx):
+    O[bx * 2] = 1
+
+
+@T.macro
+def copy_element(O, R, I, bx):
+    s = T.alloc_shared((1,), "uint2")
+    T.fill(s, 1)
+    T.copy(s, O[bx : bx + 1])
+
+
+@T.macro
+def fill_element(O, R, I, bx):
+    T.fill(O[bx : bx + 1], 1)
+
+
+@T.macro
+def set_by_turns(O, R, I, bx):
+    for t in T.serial(bx, 8, 3):
+        O[t] = 1
+
+
+@T.macro
+def set_named(O, R, I, bx):
+    a = bx + 1
+    b = a * 3
+    O[b] = 1
+
+
+@T.macro
+def set_where_data_say(O, R, I, bx):
+    O[I[bx]] = 1
+
+
+@pytest.mark.parametrize(
+    "store",
+    [set_element, set_every_other, copy_element, fill_element, set_by_turns, set_named, set_where_data_say],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.filterwarnings("ignore:.*(unwritten_part|unused_parameter|no_blocks)")
+def test_blocks_that_would_share_a_byte_are_refused(store):
+    """Each would read the byte, change its own element, and write the other block's back."""
+    with pytest.raises(TileError, match="by blocks side by side") as caught:
+        single_elements(store, 3)
+    assert caught.value.code == "narrow_type" and "4 neighbours" in caught.value.diagnostics[0].fix
+    single_elements(store, 1)  # alone, a block shares no byte
+
+
+@T.macro
+def set_in_bytes_of_its_own(O, R, I, bx):
+    O[bx * 4 + 1] = 1
+    for t in T.serial(3):
+        O[bx * 4 + 12 + t] = t
+    for t in T.serial(bx * 4 + 24, bx * 4 + 28):
+        O[t] = 3
+    R[bx, 3] = 5
+    R[bx, 4] = bx
+
+
+def test_blocks_store_single_elements_of_bytes_of_their_own():
+    kernel = torch_tile.compile(single_elements(set_in_bytes_of_its_own, 3), target="cpu")
+    tensors = bytes_of(T.uint2, 64), bytes_of(T.int4, 8, 8), torch.zeros(8, dtype=torch.int32)
+    kernel(*tensors)
+    wanted = torch.zeros(64, dtype=torch.int64)
+    rows = torch.zeros(8, 8, dtype=torch.int64)
+    for bx in range(3):
+        wanted[bx * 4 + 1] = 1
+        wanted[bx * 4 + 12 : bx * 4 + 15] = torch.arange(3)
+        wanted[bx * 4 + 24 : bx * 4 + 28] = 3
+        rows[bx, 3], rows[bx, 4] = 5, bx
+    assert torch.equal(unpack(tensors[0], 2, False).long(), wanted)
+    assert torch.equal(unpack(tensors[1], 4, True).long(), rows)

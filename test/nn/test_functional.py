@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.nn import Attention, MLAAttention, functional
+from torch_tile.nn import Attention, functional
 from torch_tile.nn.functional import attend, rotate
 
 
@@ -95,34 +95,6 @@ def test_rotation_turns_pairs(interleaved: bool, seed: int) -> None:
     pairs = torch.complex(x[..., 0::2], x[..., 1::2]) if interleaved else torch.complex(x[..., :4], x[..., 4:])
     wanted = pairs * torch.exp(1j * angle)[:, None]
     torch.testing.assert_close(turned, torch.cat([wanted.real, wanted.imag], -1))
-
-
-class Cache:
-    def update(self, k: torch.Tensor, v: torch.Tensor, layer_idx: int) -> None:
-        pytest.fail("written")
-
-
-@pytest.mark.parametrize("kind", ["attention", "mla"])
-def test_a_cache_by_a_third_name_is_refused(kind: str) -> None:
-    """Other arguments of decoder layers are ignored, also a dictionary."""
-    x, rope = torch.randn(1, 3, 24), (torch.ones(1, 3, 4), torch.zeros(1, 3, 4))
-    widths = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}
-    layer = Attention(24, 6) if kind == "attention" else MLAAttention(24, 2, q_lora_rank=None, **widths)
-    with torch.no_grad():
-        layer(x, rope, position_ids=torch.arange(3), use_cache=None, settings={"a": 1})
-        with pytest.raises(TypeError, match=r"kv_cache= looks like a cache.*cache="):
-            layer(x, rope, kv_cache=Cache())
-
-
-@pytest.mark.parametrize("layer", [Attention(32, 2), MLAAttention(32, 2)], ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize(
-    "name, meant",
-    [("attentin_mask", "attention_mask"), ("past_key_value", "past_key_values"), ("attn_mask", "attention")],
-)
-def test_keywords_that_nearly_are_arguments_are_not_ignored(layer, name, meant) -> None:
-    x = torch.ones(1, 3, 32)
-    with pytest.raises(TypeError, match=f"{name}= would be ignored.*{meant}"):
-        layer(x, (torch.ones(1, 3, 64), torch.ones(1, 3, 64)), **{name: torch.ones(1, 1, 3, 3)})
 
 
 ALIKE = {  # what `attend` takes or refuses, whether plain torch computes it or a kernel

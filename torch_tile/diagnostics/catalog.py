@@ -313,6 +313,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "blocks of every `{index}` set `{buffer}` here, when others may have added to it: their sums are lost",
         "set it in a T.Kernel before this one, as by T.clear({buffer}), or let the caller give zeros",
     ),
+    "no_blocks": (
+        "T.Kernel({grid}) has no block, so that the kernel does nothing",
+        "count the tiles rounding up, T.ceildiv(n, block): n // block is 0 where n is below block",
+    ),
     "idle_index": (
         "nothing names the block index `{index}`: {count} blocks do the same work, and atomic sums count it each time",
         "name `{index}` in the places that a block reads and writes, give the grid fewer sizes, or call it `_`",

@@ -22,7 +22,6 @@ from torch import nn
 from torch_tile.inductor import compat
 from torch_tile.inductor.settings import FAMILIES
 from torch_tile.nn import linear_attention, scans
-from torch_tile.nn.functional import given_cache
 from torch_tile.ops.reference import reference
 
 log: logging.Logger = logging.getLogger("torch_tile")
@@ -97,10 +96,10 @@ def lightning(
 ) -> Any:
     """Compute the forward of MiniMax's `MiniMaxLightningAttention`, by our linear attention.
 
-    transformers before 5.24 calls the cache `past_key_values`.
+    transformers before 5.24 calls the cache `past_key_values`. What it ignores is ignored here, too.
     """
     batch, length, _ = hidden_states.shape
-    heads, cache = layer.num_attention_heads, given_cache(cache, past_key_values, more)
+    heads, cache = layer.num_attention_heads, past_key_values if cache is None else cache
     qkv = layer.act_fn(layer.qkv_proj(hidden_states))
     if attention_mask is not None:
         qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.integrations import continuous_batching, packed_batches
 from torch_tile.integrations.experts import register_experts
+from torch_tile.nn.decoder_keywords import DecoderKeywords
 from torch_tile.nn.functional import attend, attend_varlen, visible
 
 Tensor = torch.Tensor
@@ -76,15 +77,14 @@ def attention_forward(
         indices: int `[B, Sq, n]`, positions that a query sees if the mask shows them (DeepSeek-V3.2); negative: none.
         block_indices: blocks of keys that a query sees (MiniMax-M3), of which the layer's indexer makes a mask.
         **kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of a packed batch; what a paged
-            cache needs; and what other implementations use.
+            cache needs. Others have no effect; those that models do not pass to all layers are logged once.
 
     Returns:
         `[B, Sq, H, Dv]`, and None in place of the weights, which are not computed.
     """
+    tell_without_effect(kwargs, cache)
     if indices is not None or block_indices is not None:
         attention_mask = listed_mask(module, query, key, attention_mask, cache, indices, block_indices, kwargs)
-    if kwargs.get("output_attentions", False):
-        tell('attn_implementation="tile" does not compute attention weights; use "eager" for output_attentions=True')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if cache is not None:
@@ -119,6 +119,23 @@ def attention_forward(
     window = sliding_window or 0 if causal else 0
     attended = attend(query, key, value, mask, causal=causal, window=window, dropout=dropout, **options)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def tell_without_effect(kwargs: Mapping[str, Any], cache: Any) -> None:
+    """Tell of keywords of an attention call that have no effect here; a paged cache reads keywords of its own.
+
+    Raises:
+        ValueError: on `sinks`, scores of each query (Inkling 2), for which there is no kernel.
+    """
+    if kwargs.get("output_attentions", False):
+        tell('attn_implementation="tile" does not compute attention weights; use "eager" for output_attentions=True')
+    if kwargs.get("sinks") is not None:
+        raise ValueError(
+            'sinks of each query; attn_implementation="tile" takes one for each head as s_aux: use "eager"'
+        )
+    for name, value in kwargs.items() if cache is None else ():
+        if name not in DecoderKeywords.__annotations__ and value is not None and value is not False:
+            tell(f'attn_implementation="tile" computes attention without {name}=, which it does not know')
 
 
 def biased(bias: Tensor, mask: Tensor | None) -> Tensor:

@@ -93,11 +93,11 @@ class Range(Node):
         return whole and is_zero(self.start)
 
 
-def used_as_value(value: Any) -> TileError:
-    """Return the error for a tensor, tile or region that stands where a value must."""
+def used_as_value(value: Any, fix: str = "") -> TileError:
+    """Return the error for a tensor, tile or region in the place of a value; `fix` says what to write there."""
     scope = "" if isinstance(value, Region | Steps) else value.buffer.scope
     kind = {"": "region", "global": "tensor"}.get(scope, "tile")
-    return error("region_as_value", None, kind=kind, region=repr(value))
+    return error("region_as_value", None, kind=kind, region=repr(value), fix=fix)
 
 
 class NotAValue:

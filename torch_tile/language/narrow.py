@@ -51,7 +51,7 @@ from torch_tile.ir.expr import (
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, find, rebuilt
 from torch_tile.ir.simplify import simplify
-from torch_tile.ir.stmt import Alloc, Block, For, Let, LoopKind, Program, Stmt, Store, TileOp
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt, Store, TileOp
 from torch_tile.language.trace import Replaced
 from torch_tile.tileop.base import parallel, spread, squeezed
 from torch_tile.tileop.copy.op import Copy
@@ -201,6 +201,8 @@ class _Wide(Rewriter):
         self.nests: list[For] = []  # the T.Parallel loops around
         self.of_threads = IdSet[Var]()  # names of values that differ between threads
         self.named = IdMap[Var, Expr]()  # the values of the names around
+        self.begins = IdMap[Var, Expr]()  # by variables of loops around: where these begin, and a step
+        self.blocks = IdSet[Var]()  # the indices of several blocks
 
     def program(self, program: Program) -> Program:
         """Rewrite all kernels and their tensors."""
@@ -336,7 +338,21 @@ class _Wide(Rewriter):
         inside = Replaced(IdMap((s.var, s.value) for s in names))(index)
         return any(v.role == "thread" or v in self.of_threads for v in find(inside, Var))
 
+    def _shares_bytes(self, index: Expr, count: int) -> bool:
+        """Return whether several blocks may store to one byte of `count` elements, by the last index of a store."""
+        full = Replaced(IdMap([*self.named.items(), *self.begins.items()]))(index)
+        first = Replaced(IdMap((block, const(0, dt.int32)) for block in self.blocks))(full)
+        moved = simplify(full - first)
+        return not (is_zero(moved) or divides(count, moved))
+
     # Statements.
+
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Rewrite a kernel, whose grid says which block indices take several values."""
+        several = (not is_constant(size, 1) for size in kernel.grid)
+        self.blocks = IdSet(block for block, is_several in zip(kernel.blocks, several, strict=True) if is_several)
+        new: Kernel = self.children(kernel)
+        return new
 
     def visit_Let(self, node: Let) -> Let:
         """Name a value of the carrier's type."""
@@ -366,6 +382,9 @@ class _Wide(Rewriter):
         if self.nests or any(self._is_of_threads(index) for index in node.indices):
             fix = "write neighbours in one iteration of T.Parallel, or copy a tile by T.copy"
             _refuse(node, f"a store to `{old.name}` by threads side by side", old.dtype, fix)
+        if self._shares_bytes(node.indices[-1], count):
+            fix = f"let each block write whole bytes: {count} neighbours by a nest of T.Parallel, or a tile by T.copy"
+            _refuse(node, f"a store to `{old.name}` by blocks side by side", old.dtype, fix)
         place, mask = indices[-1] % count * old.dtype.bits, (1 << old.dtype.bits) - 1
         at = (*indices[:-1], indices[-1] // count)
         place = cast(place, dt.uint32)
@@ -379,6 +398,8 @@ class _Wide(Rewriter):
         if packed and (beside or any(self._is_of_threads(i, node.body) for s in packed for i in s.indices)):
             return self._by_bytes(node, packed)
         if node.kind is not LoopKind.PARALLEL:
+            for var, start in zip(node.vars, node.starts, strict=True):
+                self.begins[var] = start + Var(var.name, var.type, "loop")
             return self.children(node)
         self.nests.append(node)
         try:

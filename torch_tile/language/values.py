@@ -124,7 +124,9 @@ class Handle(NotAValue):
             tracer("an assignment").emit(Fill.build(place, value))
 
     def __iter__(self) -> Any:
-        raise used_as_value(self)
+        part = f"{self.name}[i{', 0' * (self.ndim - 1)}]"
+        what = "element" if self.ndim == 1 else "row"
+        raise used_as_value(self, f"loop over a size, `for i in T.serial({self.name}.shape[0])`: `{part}` is {what} i")
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are one buffer. Refuse a comparison with a number: False would drop a branch."""

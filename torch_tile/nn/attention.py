@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, Window, explains_misfits, names_parameters
-from torch_tile.nn.functional import attend, check_hidden_states, given_cache, rotate
+from torch_tile.nn.decoder_keywords import DecoderKeywords, check_decoder_keywords
+from torch_tile.nn.functional import attend, check_hidden_states, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
 
@@ -93,7 +94,7 @@ class Attention(nn.Module):
         cache: Any = None,
         *,
         past_key_values: Any = None,
-        **kwargs: Any,
+        **keywords: Unpack[DecoderKeywords],
     ) -> tuple[Tensor, None]:
         """Compute attention of the new positions over themselves and the cached ones.
 
@@ -104,15 +105,17 @@ class Attention(nn.Module):
                 (added); it says everything, so `causal` and `window` do not apply beside it.
             cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`.
             past_key_values: the same, as transformers before 5.24 calls it.
-            **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
+            **keywords: what decoder layers of transformers pass, too (`DecoderKeywords`). They have no effect.
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
 
         Raises:
-            TypeError: on a cache by another name.
+            TypeError: on other keywords.
+            ValueError: on a keyword's value that would change the result.
         """
-        cache = given_cache(cache, past_key_values, kwargs)
+        check_decoder_keywords(type(self).__name__, keywords, self.causal, attention_mask)
+        cache = past_key_values if cache is None else cache
         check_hidden_states(self, hidden_states, self.q_proj)
         q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
         # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from collections.abc import Mapping, Set
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -188,7 +185,6 @@ def visible(q_starts: Tensor, k_starts: Tensor, queries: int, keys: int, causal:
 
 
 SINKS = "sinks in training"
-LIKELY = 0.9  # how alike a keyword is to the one that was meant
 
 
 def _sinks_want_gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
@@ -202,31 +198,6 @@ def check_hidden_states(layer: torch.nn.Module, hidden_states: Tensor, projectio
     check_dims(owner, "hidden_states", hidden_states, 3, "[B, S, hidden_size]")
     if isinstance(size, int):
         check_size(owner, "hidden_states", hidden_states, 2, size, "hidden_size")
-
-
-def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> Any:
-    """Return the cache of an attention layer's call, under either of its names.
-
-    Raises:
-        TypeError: if one of the call's `others`, which are ignored, is a cache or a mask under a third name. So is one
-            that nearly has the name of an argument.
-    """
-    for name, other in others.items():
-        near = "" if torch.compiler.is_compiling() or other is None else _near_argument(name)
-        if near:
-            raise TypeError(f"{name}= would be ignored; did you mean {near}=?")
-        if name in ("attn_mask", "mask", "key_padding_mask") and other is not None:
-            raise TypeError(f"{name}= would be ignored: give it as attention_mask=")
-        if hasattr(other, "update") and not isinstance(other, Mapping | Set):
-            raise TypeError(f"{name}= looks like a cache, and would be ignored: give it as cache=")
-    return past_key_values if cache is None else cache
-
-
-@functools.cache
-def _near_argument(name: str) -> str:
-    """Return the argument of an attention layer whose name is nearly this one, or ""."""
-    own = "position_embeddings", "attention_mask", "past_key_values"
-    return next(iter(get_close_matches(name, own, 1, LIKELY)), "")
 
 
 def _warn_once(what: str) -> None:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from torch_tile.diagnostics.arguments import Count, FloatDtype, Size, explains_misfits, names_parameters
 from torch_tile.nn.attention import PagedLatents
-from torch_tile.nn.functional import attend, check_hidden_states, given_cache, rotate
+from torch_tile.nn.decoder_keywords import DecoderKeywords, check_decoder_keywords
+from torch_tile.nn.functional import attend, check_hidden_states, rotate
 from torch_tile.nn.linear import Linear, is_product
 from torch_tile.nn.norm import RMSNorm
 
@@ -100,7 +101,7 @@ class MLAAttention(nn.Module):
         cache: Any = None,
         *,
         past_key_values: Any = None,
-        **kwargs: Any,
+        **keywords: Unpack[DecoderKeywords],
     ) -> tuple[Tensor, None]:
         """Attend from the new positions to themselves and the cached ones, causally.
 
@@ -112,15 +113,17 @@ class MLAAttention(nn.Module):
             cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
                 `[B, 1, S, C]` and v the rotated key `[B, 1, S, R]`. Or a PagedLatents, which takes no mask.
             past_key_values: the same, as transformers before 5.24 calls it.
-            **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
+            **keywords: what decoder layers of transformers pass, too (`DecoderKeywords`). They have no effect.
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
 
         Raises:
-            TypeError: on a cache by another name.
+            TypeError: on other keywords.
+            ValueError: on a keyword's value that would change the result.
         """
-        cache = given_cache(cache, past_key_values, kwargs)
+        check_decoder_keywords(type(self).__name__, keywords, True, attention_mask)
+        cache = past_key_values if cache is None else cache
         check_hidden_states(self, hidden_states, self.kv_a_proj_with_mqa)
         length = hidden_states.shape[1]
         q = hidden_states

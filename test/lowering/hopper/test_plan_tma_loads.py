@@ -367,6 +367,7 @@ def test_as_many_stages_as_there_is_room_for(wanted: int, got: int, before: bool
     made = build()
     program = lower(kernel.program, cuda_passes(made))
     assert made.remarks[0].became == f"a, b: bulk copies by a warp of its own, {got} stages"
+    assert (f"num_stages={wanted} does not fit" in made.remarks[0].why_not) is (got < wanted)
     assert program.kernels[0].shared_bytes <= made.target.shared_limit
 
 

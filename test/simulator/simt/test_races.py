@@ -2,6 +2,7 @@
 """Accesses at random against a model that keeps every access of an epoch."""
 
 import numpy as np
+import pytest
 
 from torch_tile.hardware import WARP
 from torch_tile.simulator.findings import Findings
@@ -15,8 +16,8 @@ def test_races_are_those_of_a_list_of_accesses(seed):
         trace = Trace(6, clock, findings)
         history = []  # (place, thread, is a write, turn of its warp) since the last barrier
         turns = [0, 0, 0]
-        for step in range(12):
-            what = rng.choice(["read", "write", "barrier", "warp"], p=[0.4, 0.3, 0.1, 0.2])
+        for step in range(60):
+            what = rng.choice(["read", "write", "barrier", "warp"], p=[0.35, 0.25, 0.1, 0.3])
             if what == "barrier":
                 clock.barrier()
                 history, turns = [], [0, 0, 0]
@@ -47,6 +48,35 @@ def test_races_are_those_of_a_list_of_accesses(seed):
             elif not reported:  # only the last write is remembered, and several readers as one
                 assert len([h for h in history if h[0] in {p for p, _ in wrong}]) > 1
             history += [(int(p), int(t), what == "write", turns[t // 32]) for (p,), t in zip(places, who, strict=True)]
+
+
+@pytest.mark.parametrize("first", ["read", "write"])
+@pytest.mark.parametrize("then", ["read", "write"])
+def test_warp_barriers_before_a_block_barrier_order_nothing_behind_it(first, then):
+    """Accesses of this epoch count its own warp barriers alone, at places with accesses of an earlier epoch, too."""
+    clock, findings = Clock(), Findings()
+    trace = Trace(1, clock, findings)
+    zero, warp = np.zeros((1, 1), int), np.array([0])
+
+    def access(kind, thread):
+        if kind == "read":
+            trace.read(zero, np.array([thread]), "m", None)
+        else:
+            trace.before_write(zero, np.array([thread]), "m", None)
+            trace.wrote(zero, np.array([thread]))
+
+    for _ in range(2):
+        clock.warp_barrier(warp)
+    access(first, 5)
+    clock.barrier()
+    access(first, 3)
+    clock.warp_barrier(warp)
+    access(then, 4)
+    assert not findings.found
+    clock.barrier()
+    access(first, 3)
+    access("write", 4)
+    assert findings.found
 
 
 def test_what_is_remembered_of_readers():

@@ -41,7 +41,7 @@ from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, Lo
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence, Guard, comers, passing
 from torch_tile.lowering.common.block_races import block_races, cleared_sums, iteration_races
-from torch_tile.lowering.common.idle_indices import idle_indices
+from torch_tile.lowering.common.idle_indices import empty_grids, idle_indices
 from torch_tile.lowering.common.miscounted_arrivals import Arrivals
 from torch_tile.lowering.common.narrow_sums import kept_sums, narrow_sums
 from torch_tile.lowering.common.never_waited import never_waited
@@ -76,6 +76,9 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
     stuck, same = stuck_waits(program)
     if stuck:
         raise TileError(*(each for each in check.warnings if each.code == "miscounted"), *stuck)
+    if empty := empty_grids(program):  # what else is wrong there follows from it
+        warn_of(empty)
+        return program
     gaps = *partly_written(program), *Ends(program).diagnostics(), *unread_writes(program)
     sums = *narrow_sums(program), *kept_sums(program)
     races = *block_races(program), *cleared_sums(program), *iteration_races(program)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find block indices that a kernel never names, and copies that a pipelined loop repeats without naming its index.
+"""Find grids without a block, block indices that no statement names, and copies that a pipelined loop repeats.
 
-All blocks of such an index do the same work, so that atomic sums count it again. Names that begin with `_` say that
-this is meant. Kernels whose blocks ask for work, by an atomic operation that returns a value, are left out.
+All blocks of an index that no statement names do the same work, so that atomic sums count it again. Names that begin
+with `_` say that this is meant. Kernels whose blocks ask for work, by an atomic operation that returns a value, are
+left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Const, Load, Var
+from torch_tile.ir.expr import Call, Const, Load, Var, is_zero
 from torch_tile.ir.node import Node, contains, find, symbols
 from torch_tile.ir.stmt import Alloc, Do, For, Kernel, Let, LoopKind, Program, Store
 from torch_tile.tileop import RegisteredOp
@@ -27,6 +28,18 @@ def idle_indices(program: Program) -> list[Diagnostic]:
     """
     found = (each for kernel in program.kernels for each in (*_idle_blocks(kernel), *_repeated_copies(kernel)))
     return [each for each in found if each.span is None or not each.span.is_of_library]
+
+
+def empty_grids(program: Program) -> list[Diagnostic]:
+    """Return a diagnostic for each kernel whose grid has a size that is the number 0.
+
+    Programs with an empty tensor are left out: no block is right for it.
+    """
+    shapes = (size for param in program.params if isinstance(param, Buffer) for size in param.shape)
+    if any(is_zero(size) for size in shapes):
+        return []
+    empty = (kernel for kernel in program.kernels if any(map(is_zero, kernel.grid)))
+    return [diagnose("no_blocks", each.span, grid=", ".join(map(repr, each.grid))) for each in empty]
 
 
 def _idle_blocks(kernel: Kernel) -> Iterator[Diagnostic]:

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find waits for mbarriers and barriers that never end, and waits that pass before what they wait for.
 
-`phases.py` runs a block's waits. Kernels whose conditions, counts or parities depend on data are left out. They may
-depend on sizes that a call brings. A wait is then an error if it never ends for any of several sizes.
+`run_waits.py` runs a block's waits. Kernels whose conditions, counts or parities depend on data are left out. They may
+depend on sizes that a call brings. A wait is then an error if it never ends for any of several usual sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch_tile.diagnostics.errors import Diagnostic, Span, diagnose
 from torch_tile.ir.stmt import Kernel, Program
-from torch_tile.lowering.analysis.phases import Event, Kind, Place, Run, Runner, stopped, stuck, waits
-
-SIZES = 384, 768, 3840  # multiples of usual tiles
+from torch_tile.lowering.analysis.run_waits import USUAL, Outcome, Runner, outcomes
+from torch_tile.lowering.analysis.wait_events import Kind, Place, waits_between_warps
 
 
 def stuck_waits(program: Program) -> tuple[list[Diagnostic], list[Diagnostic]]:
     """Return errors for waits that never end, one for each kernel, and warnings of waits that ask for one parity."""
     errors: list[Diagnostic] = []
     warnings: list[Diagnostic] = []
-    for kernel in program.kernels if any(map(waits, program.kernels)) else ():
+    for kernel in filter(waits_between_warps, program.kernels):
         error, warning = _of_kernel(kernel)
         errors += [] if error is None else [error]
         warnings += [] if warning is None else [warning]
@@ -29,26 +26,24 @@ def stuck_waits(program: Program) -> tuple[list[Diagnostic], list[Diagnostic]]:
 
 def _of_kernel(kernel: Kernel) -> tuple[Diagnostic | None, Diagnostic | None]:
     """Return the error and the warning for a kernel."""
-    if not waits(kernel):
+    found = [(size, outcome) for size, outcome in outcomes(kernel) if size is None or size >= USUAL]
+    if not found:
         return None, None
-    found = stopped(kernel)
-    if found is not None:
-        runners, run = found
-        waiting = stuck(runners)
-        return (_stuck(waiting, runners, run), None) if waiting else (None, _of_one_parity(runners, run))
-    sampled = [each for size in SIZES if (each := stopped(kernel, size)) is not None]
-    if len(sampled) < 2 or not all(stuck(runners) for runners, _ in sampled):
-        return None, None
-    runners, run = sampled[0]
-    return _stuck(stuck(runners), runners, run), None
+    size, outcome = found[-1]
+    if size is None:
+        return (_stuck(outcome), None) if outcome.waiting else (None, _of_one_parity(outcome))
+    # An author may ask callers for certain sizes, so that one of them proves no mistake.
+    mistaken = len(found) > 1 and all(each.waiting for _, each in found)
+    return (_stuck(outcome) if mistaken else None), None
 
 
-def _stuck(waiting: Sequence[Runner], runners: Sequence[Runner], run: Run) -> Diagnostic:
+def _stuck(outcome: Outcome) -> Diagnostic:
     """Return the diagnostic for one of the runners that wait forever, at best one for which no arrival is left."""
+    waiting = outcome.waiting
     left = {
         event.place
         for runner in waiting
-        for event in runner.events[runner.done + (runner.event.kind is Kind.MEET) :]
+        for event in runner.events[runner.done + (runner.event.kind is Kind.BAR_SYNC) :]
         if event.kind is not Kind.WAIT
     }
     runner = min(waiting, key=lambda each: (each.event.place in left, each.done))
@@ -57,8 +52,8 @@ def _stuck(waiting: Sequence[Runner], runners: Sequence[Runner], run: Run) -> Di
     notes: list[tuple[Span | None, str]]
     notes = [(span, "others wait here") for span in places if span is not None and span != event.span]
     if event.kind is Kind.WAIT:
-        return _stuck_at_mbarrier(runner, event, notes, left, run)
-    come, has_more = run.come.get(event.place, 0), event.place in left
+        return _stuck_at_mbarrier(runner, notes, left, outcome)
+    come, has_more = outcome.come.get(event.place, 0), event.place in left
     if has_more:
         why = "the threads that would come later wait for these, here or elsewhere"
         fix = "let all threads wait in one order: arrive at what other threads wait for before this, or move this"
@@ -73,12 +68,13 @@ def _stuck(waiting: Sequence[Runner], runners: Sequence[Runner], run: Run) -> Di
 
 
 def _stuck_at_mbarrier(
-    runner: Runner, event: Event, notes: list[tuple[Span | None, str]], left: set[Place], run: Run
+    runner: Runner, notes: list[tuple[Span | None, str]], left: set[Place], outcome: Outcome
 ) -> Diagnostic:
-    """Return the diagnostic for a wait for an mbarrier."""
+    """Return the diagnostic for a wait for an mbarrier; arrivals at the places in `left` would still come."""
+    event = runner.event
     before = runner.events[: runner.done]
     parities = [e.parity for e in before if e.place == event.place and e.kind is Kind.WAIT]
-    name, complete = event.place.name, run.complete.get(event.place, 0)
+    name, complete = event.place.name, outcome.complete.get(event.place, 0)
     later = runner.events[runner.done + 1 :]
     if parities and set(parities) == {event.parity} and complete > 1:
         fix = "ask for the other parity in each next phase: `(k // stages) % 2` for iteration k"
@@ -93,15 +89,15 @@ def _stuck_at_mbarrier(
     )
 
 
-def _of_one_parity(runners: Sequence[Runner], run: Run) -> Diagnostic | None:
+def _of_one_parity(outcome: Outcome) -> Diagnostic | None:
     """Return a diagnostic for a wait that asks for one parity again and again while several phases complete."""
-    for runner in runners:
+    for runner in outcome.runners:
         asked: dict[tuple[Span | None, Place], list[int]] = {}
         for event in runner.events:
             if event.kind is Kind.WAIT:
                 asked.setdefault((event.span, event.place), []).append(event.parity)
         for (span, place), parities in asked.items():
-            complete, buffer = run.complete.get(place, 0), place.buffer
+            complete, buffer = outcome.complete.get(place, 0), place.buffer
             if buffer is not None and len(parities) > 1 and len(set(parities)) == 1 and complete > 1:
                 return diagnose("same_parity", span, buffer=buffer.name, parity=parities[0], count=complete)
     return None

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the first product of a block's next tile beside the last product of a tile.
 
-A persistent block runs a shifted loop (async_wgmma.py) for each of its tiles. Its warpgroups then multiply nothing
-while one tile ends and the next one starts. Operands of the next tile may come ahead. This pass then starts that
-tile's first product behind the last one of the tile before, in the same turn. Turns go on from tile to tile, so that
-one warpgroup stores its rows while another one multiplies. In such loops the assembler may move the wait for second
-products in front of all arithmetic beside them. A mark keeps some of that arithmetic before the wait.
+A persistent block runs a shifted loop (async_wgmma.py) for each of its output tiles: S0; then S1 beside P0, S2 beside
+P1, and so on; last P. S and P are the products of one step, as those of attention. The tensor cores idle where one tile
+ends and the next one starts. If the producers copy the next tile's operands ahead, this pass rewrites the loop:
 
-Behind a block's last tile the product runs for nothing, on the tiles of that tile's last step. A branch around it would
-make the assembler wait for each product at once.
+    for tile in ...:                     start S0 of the first tile
+        S0; the shifted loop; last P     for tile in ...:
+        store the rows of the tile           wait for S0; the shifted loop
+                                             last P; S0 of the next tile, in the same turn
+                                             wait for P; store the rows of the tile
+
+Warpgroups keep their turns from tile to tile, so that one stores its rows while another one multiplies. The assembler
+may move the wait for P in front of all arithmetic beside it. A mark keeps some of that arithmetic before the wait.
+
+Behind a block's last tile S0 runs for nothing, on operands of that tile's last step. A branch around it would make the
+assembler wait for each product at once.
 """
 
 from __future__ import annotations
@@ -39,38 +46,38 @@ ZERO = const(0, int32)
 
 
 def start_next_tiles(program: Program, build: Build) -> Program:
-    """Start products of next tiles early in the loops of roles; values do not change."""
-    return _Start(build)(program) if build.target.has_wgmma else program
+    """Start the first product of each next tile early, in loops over tiles of consumers. Values do not change."""
+    return _StartEarly(build)(program) if build.target.has_wgmma else program
 
 
-class _Start(LoopsOfRoles):
+class _StartEarly(LoopsOfRoles):
     """Rewrite the loops over tiles in roles that the compiler made."""
 
     def __init__(self, build: Build):
         self.build = build
 
     def visit_For(self, loop: st.For) -> Stmt:
-        """Rewrite a loop over tiles whose products have the form of a shifted loop with turns."""
+        """Rewrite a loop over tiles that holds a shifted loop with turns."""
         new: st.For = self.children(loop)
-        counts = new.kind is LoopKind.SERIAL and new.step == 1 and len(new.vars) == 1
-        tile = _tile_of(new) if self.inside and counts else None
+        is_counted = new.kind is LoopKind.SERIAL and new.step == 1 and len(new.vars) == 1
+        tile = _tile_of(new) if self.inside and is_counted else None
         if tile is None:
             return new
         self.build.remark(tile.first.span, "T.gemm", "of the next tile beside the last product of a tile")
-        return _rotated(new, tile)
+        return _build(new, tile)
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """The statements of one tile: its first product with all waits before it, its last one, and a product's turn."""
+    """The statements of one tile, with the parts that move."""
 
     stmts: tuple[Stmt, ...]
-    waits: tuple[Stmt, ...]
+    waits: tuple[Stmt, ...]  # for operands, before the first product
     first: Gemm
     last: Gemm
-    ordering: tuple[Do, ...]  # calls that open turns, take one, pass one, and close turns
+    order_calls: tuple[Do, ...]  # calls that open turns, take one, pass one, and close turns
     sums: Alloc  # of the first product
-    later: IdMap[Buffer, Expr]  # counts of steps, and what they are behind the tile
+    behind: IdMap[Buffer, Expr]  # the values of counts of steps behind the tile
 
 
 def _tile_of(loop: st.For) -> _Tile | None:
@@ -78,8 +85,8 @@ def _tile_of(loop: st.For) -> _Tile | None:
     stmts = tuple(_flat(loop.body.stmts))
     products = [s for s in stmts if isinstance(s, Gemm)]
     steps = [s for s in stmts if isinstance(s, st.For) and contains(s, Gemm)]
-    ordering = _ping_pong_calls(loop)
-    if len(products) != 2 or not steps or not all(s.ping_pong for s in steps) or len(ordering) != TURNS:
+    order_calls = _ping_pong_calls(loop)
+    if len(products) != 2 or not steps or not all(s.ping_pong for s in steps) or len(order_calls) != TURNS:
         return None
     first, last = products
     begin, end = stmts.index(first), stmts.index(last)
@@ -89,14 +96,19 @@ def _tile_of(loop: st.For) -> _Tile | None:
         return None
     waits = tuple(s for s in stmts[:begin] if calls(s, "mbarrier_wait"))
     sums = next((s for s in stmts[:begin] if isinstance(s, Alloc) and s.buffer is first.C.buffer), None)
-    if sums is None or not _is_free(first, sums, (*stmts[:begin], *stmts[end:])) or not _come_ahead(first, waits, loop):
+    if (
+        sums is None
+        or not _are_untouched(first, sums, (*stmts[:begin], *stmts[end:]))
+        or not _are_copied_ahead(first, waits, loop)
+    ):
         return None
-    later = IdMap((s.buffer, s.value) for s in stmts if isinstance(s, Store) and s.buffer.scope == "var")
+    behind = IdMap((s.buffer, s.value) for s in stmts if isinstance(s, Store) and s.buffer.scope == "var")
+    # In the next tile, names of this one and counts that are also stored elsewhere have no known value.
     stored = [s for s in find(loop.body, Store) if s.buffer.scope == "var"]
     names = IdSet(s.var for s in stmts if isinstance(s, Let))
-    if any(names.any_in(s) for s in (*waits, first)) or len(stored) != len(later):
+    if any(names.any_in(s) for s in (*waits, first)) or len(stored) != len(behind):
         return None
-    return _Tile(stmts, waits, first, last, ordering, sums, later)
+    return _Tile(stmts, waits, first, last, order_calls, sums, behind)
 
 
 def _ping_pong_calls(loop: st.For) -> tuple[Do, ...]:
@@ -118,16 +130,16 @@ def _flat(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
             yield one
 
 
-def _is_free(first: Gemm, sums: Alloc, around: Sequence[Stmt]) -> bool:
-    """Return whether a tile's first product may start beside statements that are not between it and the last one."""
+def _are_untouched(first: Gemm, sums: Alloc, around: Sequence[Stmt]) -> bool:
+    """Return whether statements `around` a tile's products leave the sums of its first one alone."""
     touched = IdSet(b for s in around if s is not sums for b in find(s, Buffer))
     return bool(first.clear_accum) and first.C.buffer not in touched
 
 
-def _come_ahead(first: Gemm, waits: Sequence[Stmt], loop: st.For) -> bool:
-    """Return whether producers alone write the operands of a product, and the next tile's beside those of this one.
+def _are_copied_ahead(first: Gemm, waits: Sequence[Stmt], loop: st.For) -> bool:
+    """Return whether producers copy a product's operands ahead, the next tile's beside those of this one.
 
-    Then barriers that the compiler made guard them, and counts of steps name their versions.
+    The operands then have several versions, by counts of steps, and mbarriers that the compiler made guard these.
     """
     barriers = [n.buffer for s in waits for n in find(s, Address) if n.buffer.scope == "barrier"]
     stages = [b.shape[0] for b in barriers if b.guards is not None]
@@ -138,7 +150,7 @@ def _come_ahead(first: Gemm, waits: Sequence[Stmt], loop: st.For) -> bool:
     return several and shared and used <= counts and all(b.scope == "var" for b in counts)
 
 
-class _Held(Rewriter):
+class _KeepBeforeWaits(Rewriter):
     """Keep the start of arithmetic on a result in front of waits for all products."""
 
     def __init__(self, result: Region):
@@ -150,38 +162,39 @@ class _Held(Rewriter):
         return one if wait is None or wait.pending else Block((WgmmaResults(self.result, held=True), one))
 
 
-class _Later(Rewriter):
-    """Replace loads of variables by what these hold later."""
+class _Replace(Rewriter):
+    """Replace loads of variables by their values at another place."""
 
-    def __init__(self, later: IdMap[Buffer, Expr]):
-        self.later = later
+    def __init__(self, values: IdMap[Buffer, Expr]):
+        self.values = values
 
     def visit_Load(self, load: Load) -> Expr:
-        """Return the later value."""
-        found = self.later.get(load.buffer)
+        """Return the value at that place."""
+        found = self.values.get(load.buffer)
         return self.children(load) if found is None else found
 
 
-def _rotated(loop: st.For, tile: _Tile) -> Block:
+def _build(loop: st.For, tile: _Tile) -> Block:
     """Build the loop that starts the next tile's first product behind a tile's last one, and the product before it."""
-    wave, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
-    open_, take, give, close = tile.ordering
+    var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
+    open_, take, give, close = tile.order_calls
     results = WgmmaResults(tile.first.C, span=tile.first.span)
 
     def at(iteration: Expr, stmts: Iterable[Stmt]) -> list[Stmt]:
-        made = Instance(IdMap([(wave, iteration)]), IdMap(), fresh=True)
+        """Return copies of statements for another iteration."""
+        made = Instance(IdMap([(var, iteration)]), IdMap(), fresh=True)
         return [made(one) for one in stmts]
 
     started = (*tile.waits, replace(tile.first, wg_wait=-1))
     *waits, product = at(start, started)
     before = If(binary("<", start, stop), Block((*waits, take, product, give)), Block(()))
     # Behind the last tile `more` is 0: the counts then name the last step of that tile.
-    more = Var(f"{wave.name}_more", int32, "let")
-    follow = simplify(wave + more)
-    later = _Later(IdMap((count, simplify(after - 1 + more)) for count, after in tile.later.items()))
-    *waits, product = (later(one) for one in at(follow, started))
+    more = Var(f"{var.name}_more", int32, "let")
+    follow = simplify(var + more)
+    of_next = _Replace(IdMap((count, simplify(after - 1 + more)) for count, after in tile.behind.items()))
+    *waits, product = (of_next(one) for one in at(follow, started))
     end = [
-        Let(more, select(binary("<", wave + 1, stop), const(1, int32), ZERO), span=loop.span),
+        Let(more, select(binary("<", var + 1, stop), const(1, int32), ZERO), span=loop.span),
         *waits,
         take,
         replace(tile.last, wg_wait=-1),
@@ -198,7 +211,7 @@ def _rotated(loop: st.For, tile: _Tile) -> Block:
         elif one is tile.last:
             body += end
         elif isinstance(one, st.For) and tile.first.C.buffer.dtype == float32:
-            body.append(_Held(tile.first.C)(one))
+            body.append(_KeepBeforeWaits(tile.first.C)(one))
         elif one not in moved:
             body.append(one)
     main = replace(loop, body=Block(tuple(body)))

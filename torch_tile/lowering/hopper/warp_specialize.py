@@ -383,7 +383,10 @@ class _Roles:
             names = ", ".join(t.name for t in group.tiles)
             span = group.body.loop.span if group.body.loop is not None else None
             became = f"{names}: {SPLIT}, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
-            self.build.remark(span, "T.Pipelined", became)
+            asked = 0 if group.body.loop is None else group.body.loop.stages
+            fewer = group.stages < asked
+            why_not = f"num_stages={asked} does not fit into shared memory beside other tiles" if fewer else ""
+            self.build.remark(span, "T.Pipelined", became, why_not)
 
 
 def _has_own_bounds(body: Body) -> bool:

@@ -33,7 +33,8 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
-from torch_tile.lowering.analysis.phases import stopped, stuck, waits
+from torch_tile.lowering.analysis.run_waits import FEW_EVENTS, outcomes, run_waits
+from torch_tile.lowering.analysis.wait_events import waits_between_warps
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
 from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, orders_earlier, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
@@ -41,8 +42,6 @@ from torch_tile.lowering.sync.state import Shifts, State, most_pending
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
 DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
-SIZES = 768, 100, 20  # of calls for which barriers are tried; loops over several large ones take too many iterations
-MOST_EVENTS = 500  # of threads that do the same, when barriers are tried
 
 
 def insert_barriers(program: Program) -> Program:
@@ -58,16 +57,17 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     Branches of warps may wait for each other, by way of other threads. A barrier between them would stop both. Their
     author orders them, so the barriers are placed once more without it.
     """
-    threads, again, barred = math.prod(kernel.threads), refilled(kernel), set[Place]()
-    by_hand = all(role.by_hand for role in find(kernel, Role))  # the compiler's own roles wait in one order
+    threads, reused, barred = math.prod(kernel.threads), refilled(kernel), set[Place]()
+    # The compiler's own roles wait in one order, so that no barrier stops them.
+    may_stop = all(role.by_hand for role in find(kernel, Role)) and waits_between_warps(kernel)
     while True:
         walker = Walk(kernel, threads, barred=barred)
-        if again:
-            walker.by_hand(again)
+        if reused:
+            walker.by_hand(reused)
         walker.engages = False
         insert = Insert(set(walker.block(kernel.body, State(most_pending(kernel.body)))), walker)
         new: st.Kernel = insert(kernel)
-        stopping = _stopping(kernel, new, insert.made) if insert.made and by_hand and waits(kernel) else []
+        stopping = _stopping(kernel, new, insert.made) if insert.made and may_stop else []
         if not stopping:
             return new
         if barred.issuperset(stopping):
@@ -78,12 +78,12 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 def _stopping(kernel: st.Kernel, new: st.Kernel, made: IdMap[Do, Place]) -> list[Place]:
     """Return the places of new barriers at which threads wait for ever, as far as sizes of some calls tell."""
-    for size in (None, *SIZES):
-        before = stopped(kernel, size, MOST_EVENTS)
-        if before is None or stuck(before[0]):
-            continue
-        if (after := stopped(new, size, 2 * MOST_EVENTS)) is not None:
-            return [made[runner.event.do] for runner in stuck(after[0]) if runner.event.do in made]
+    for size, before in outcomes(kernel, FEW_EVENTS):
+        # Threads that wait for ever without the new barriers are the author's mistake, which `stuck_waits` reports.
+        after = None if before.waiting else run_waits(new, size, 2 * FEW_EVENTS)
+        if after is not None:
+            stopped = [runner.event.statement for runner in after.waiting]
+            return [made[one] for one in stopped if one in made]
     return []
 
 

@@ -27,6 +27,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.base = 0  # the epoch, times WHO
+        self.has_met_by_warp: bool = False  # whether any warp met a warp barrier, in any epoch
         self.counters: dict[object, dict[int, int]] = {}  # releases of blocks that have arrived there
         self.start_block()
 
@@ -44,7 +45,7 @@ class Clock:
         """Start a new epoch: all threads of the block have met, so earlier accesses precede later ones."""
         self.base += WHO
         self.warp_epochs = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
-        self.by_warp: bool = False  # whether any warp met one
+        self.by_warp: bool = False  # whether any warp met one in this epoch
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
     def arrive(self, ids: Array, counter: object, last: bool) -> None:
@@ -77,7 +78,7 @@ class Clock:
     def warp_barrier(self, warps: Array) -> None:
         """Record that the threads of these warps have met."""
         self.warp_epochs[warps] += 1
-        self.by_warp = True
+        self.by_warp = self.has_met_by_warp = True
 
 
 class Trace:
@@ -104,7 +105,7 @@ class Trace:
         written = self.writes[places]
         self.check(written, self.write_warp_epoch, places, who, f"`{name}` is read; written", span)
         self._add(self.reads, places, who)
-        if self.clock.by_warp:
+        if self.clock.has_met_by_warp:  # the place may still have a number of an earlier epoch
             self.read_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
         return written
 
@@ -133,7 +134,7 @@ class Trace:
         else:
             self.writes[places] = self.clock.base + who[:, None]
         self.atomic[places] = atomic
-        if self.clock.by_warp:
+        if self.clock.has_met_by_warp:
             self.write_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
 
     def check(self, stamps: Array, warp_epochs: Array, places: Array, who: Array, what: str, span: Span | None) -> None:

@@ -133,6 +133,12 @@ class Copy(RegisteredOp):
                 given = "one index names" if named == 1 else f"{named} indices name"
                 return f"{given} one row: `{head}` begins there and takes the extents of the tile"
         for side, other in ((self.src, self.dst), (self.dst, self.src)):
+            more = len(side.ranges) - len(other.ranges)
+            if more > 0 and side.is_whole and same_extents(side.buffer.shape[more:], other.tile_shape):
+                leading = ", ".join("ijkl"[:more])
+                head = f"{side.buffer.name}[{leading}{', 0' * len(other.ranges)}]"
+                return f"name the part that the tile holds by its indices in front: `{head}`"
+        for side, other in ((self.src, self.dst), (self.dst, self.src)):
             tile = side.is_whole and side.buffer.scope in ("shared", "fragment")
             if tile and len(a) == len(b) and all(isinstance(n, Const) for n in other.tile_shape):
                 part = "read" if side is self.dst else "write"

@@ -20,6 +20,7 @@ from torch_tile.tileop.base import (
     RegisteredOp,
     Tile,
     conjunction,
+    describe,
     describe_tile,
     is_one,
     need_region,
@@ -140,13 +141,17 @@ class Gemm(RegisteredOp):
         return same_extents((m, n, k), (*c, k2))
 
     def _fitting(self, sizes: Sequence[tuple[Expr, Expr] | None]) -> str:
-        """Name the transposes with which the shapes would agree; empty if there are none."""
-        if any(s is None for s in sizes):
+        """Name the transposes, or the shape of C, with which the shapes would agree; empty if there are none."""
+        known = [s for s in sizes if s is not None]
+        if len(known) < len(sizes):
             return ""
         for a, b in ((False, True), (True, False), (True, True), (False, False)):
             other = replace(self, transpose_A=a, transpose_B=b)
-            if other._fits(*[s for s in sizes if s is not None]):
+            if other._fits(*known):
                 return f"they fit with transpose_A={a}, transpose_B={b}"
+        (m, k), (k2, n) = known[0][:: -1 if self.transpose_A else 1], known[1][:: -1 if self.transpose_B else 1]
+        if same_extents((k,), (k2,)):
+            return f"give `{self.C.buffer.name}` the shape {describe((m, n))}, the M and N of this product"
         return ""
 
     def accesses(self) -> tuple[list[Region], list[Region]]:

@@ -83,8 +83,11 @@ class Reduce(RegisteredOp):
         found = []
         if not (same_extents(dropped, out) or same_extents(kept, out) or (not dropped and same_extents(out, kept))):
             wanted = describe(dropped or kept)
+            others = (d for d in range(len(shape)) if d != self.dim and same_extents(shape[:d] + shape[d + 1 :], out))
+            other = next(others, None)
+            fix = "" if other is None else f"pass dim={other}, which gives it; or give a tile of the shape {wanted}"
             of, dst = f"{describe_tile(self.src)} reduced over dim {self.dim}", describe_tile(self.dst)
-            found.append(diagnose("reduce_shape", self.span, op=self.op_name, of=of, dst=dst, wanted=wanted))
+            found.append(diagnose("reduce_shape", self.span, op=self.op_name, of=of, dst=dst, wanted=wanted, fix=fix))
         of, into = self.src.buffer.dtype, self.dst.buffer
         if into.dtype.kind == "bool" and (of.is_float or self.kind in ("sum", "abssum")):
             found.append(diagnose("wrong_dtype_store", self.span, value=of, buffer=into.name, want=into.dtype))
