@@ -113,7 +113,7 @@ class CudaStatements(Statements):
         step, name = 4 if coded else 2 if paired else loop.step, self.names.of(var)
         leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else range_of(dt.int64))
         runs = f"{name} < {last}"
-        divides = isinstance(stop, Binary) and divides_by_size(stop) and not reads_memory(stop)
+        divides = unrolled is None and isinstance(stop, Binary) and divides_by_size(stop) and not reads_memory(stop)
         if divides and self.text.interval(stop.b).low > 0:  # type: ignore[attr-defined]  # else it might never end
             runs = self.text.value(is_below(var, stop, low >= 0))
         self.open(f"for ({kind} {name} = {first}; {runs}; {advance(kind, name, last, step, leaves)})", loop.span)
