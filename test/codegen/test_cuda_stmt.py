@@ -4,6 +4,8 @@
 EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
 """
 
+from dataclasses import replace
+
 import pytest
 from expecttest import assert_expected_inline
 from flat_kernels import SERIAL, at, body, bx, compiles, emitted, kernel, load, loop, number, program, put, t, tensor
@@ -521,6 +523,24 @@ def test_loops_that_start_far_away():
     source = program([x, k], kernel(loop(64, lambda i: put(x, i, 1), SERIAL, start=one)))
     assert "for (int i = (int)tile::min<int64_t>(k > 0 ? 2 : (int64_t)" in body(source)
     compiles(source)
+
+
+def test_loops_end_without_a_division_by_a_size():
+    """Where the size is not 0. A product of both has 32 bits if what is divided has."""
+    x, size, rows = tensor("x", (64,), "int32"), Var("size", dt.int32, "dim"), Var("rows", dt.int32, "dim")
+    view = Buffer("y", (size, rows), dt.int32, "global")
+    for least, most, printed in (
+        (1, 2**16, "int i = 0; i * size < rows"),
+        (2, 2**30, "int i = 0; (int64_t)i * size < rows"),
+        (1, 2**30, "int64_t i = 0; i * size < rows"),
+    ):
+        loops = loop((rows + (size - 1)) // size, lambda i: put(x, i % 64, 1), SERIAL)
+        assumed = size >= least, size <= most, rows <= 2 * most - 1
+        source = replace(program([x, view], kernel(loops)), assumed=assumed)
+        assert f"for ({printed}; ++i) {{" in body(source), body(source)
+        compiles(source)
+    source = program([x, view], kernel(loops))
+    assert "tile::floordiv" in body(source)
 
 
 def test_unused_names_are_no_warning():

@@ -36,9 +36,11 @@ def scopes(draw: st.DrawFn, random) -> tuple[Ranges, list[dict[Var, int]]]:
     low, high = sorted([draw(random.small), draw(random.small)])
     starts = [const(0, dt.int32), i, minimum(i, N), i - 3]
     stops = [const(5, dt.int32), N, i + 4, i * 2 + 1, (N + 3) // 4, M * N, maximum(i, M)]
+    stops += [(maximum(M - i, 0) + (N - 1)) // N, (i + 5) // N, minimum((M * 3 + N) // N, i + 2)]
     start, stop = draw(st.sampled_from(starts)), draw(st.sampled_from(stops))
     step = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    known = draw(st.none() | random.conditions())
+    products = [j * N < M - i, (j + 1) * N <= M + i, j * N > i, M * N * j <= 9, (i + j) // N >= 1, maximum(j, 0) > i]
+    known = draw(st.none() | random.conditions() | st.sampled_from(products))
     ranges = Ranges().loop(i, low, high + 1).loop(j, start, stop, step)
     points = []
     for n, m, a in itertools.product((1, 2, 7), (1, 4), range(low, high + 1)):
@@ -99,6 +101,8 @@ def test_affine_bounds_with_numbers_are_exact(extent, factor, offset, inner):
 
 
 TILES = Ranges().loop(bx, 0, (N + 127) // 128).loop(by, 0, 8).loop(k, 0, (K + 63) // 64).loop(i, 0, 128).loop(j, 0, 64)
+# Blocks take tiles in turns: bx, bx + B, bx + 2 * B, ..
+TURNS = Ranges().loop(bx, 0, B).loop(i, 0, (maximum(N - bx, 0) + (B - 1)) // B)
 TRUE = {
     "block start inside a ragged size": (TILES, bx * 128 < N),
     "static tile": (TILES, by * 128 + i < 1024),
@@ -121,6 +125,14 @@ TRUE = {
     "runs at least once": (Ranges().loop(k, 0, K - 5), K >= 6),
     "select": (Ranges().loop(i, 0, 5), select(N > 3, i, i + 1) <= 5),
     "shift and mask": (Ranges().loop(i, 0, 64), (i >> 3) * 8 + (i & 7) == i),
+    "tile of a turn": (TURNS, bx + i * B < N),
+    "first row of a tile of a turn": (TURNS, (N - 1 - bx - i * B) * 128 >= 0),
+    "a later turn": (TURNS.assume((i + 1) * B < N - bx), bx + i * B + B <= N - 1),
+    "later tiles are not the first": (TURNS, bx + (i + 1) * B >= 1),
+    "what runs has something": (TURNS, bx < N),
+    "a product is at most a size": (Ranges().assume(B >= 1).assume(i * B <= N), i * B * 3 <= N * 3),
+    "a product is at least a size": (Ranges().assume(B >= 1).assume(i * B >= N), i * B * 3 + 1 > N * 3),
+    "a quotient of one": (Ranges().assume(N // 128 >= 2), N >= 256),
 }
 
 
@@ -144,6 +156,12 @@ FALSE = {
     "quotient below a size": (Ranges().loop(bx, 0, M * 4 + 1), bx // 4 < M),
     "strided loop": (Ranges().loop(k, 0, 129, 32), k + 31 < 128),
     "runs at least once": (Ranges().loop(k, 0, K - 5), K >= 7),
+    "tile of a turn": (TURNS, bx + i * B < N - 1),
+    "a later turn": (TURNS, bx + i * B + B <= N - 1),
+    "later tiles are not the first": (TURNS, bx + i * B >= 1),
+    "a product is at most a size": (Ranges().assume(B >= 1).assume(i * B <= N), i * B * 3 < N * 3),
+    "a factor that may be 0": (Ranges().assume(i * B <= N), i <= N),
+    "a quotient of one": (Ranges().assume(N // 128 >= 2), N >= 257),
 }
 
 

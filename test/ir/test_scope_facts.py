@@ -31,6 +31,14 @@ def answer(question, *stmts):
     return ask.answer
 
 
+def test_what_launches_check():
+    kernel = Kernel((n,), (Var("b", dt.int32, "block"),), (32,), Block((put(t * 2),)), thread=t)
+    for assumed, holds in (((n <= 7,), True), ((n <= 7, n >= 2), True), ((n <= 8,), False), ((), False)):
+        ask = Ask(lambda known, i: known.ranges.prove(n * 2 + i < 77))
+        ask(Program("demo", (x,), (kernel,), (), (), assumed=assumed))
+        assert ask.answer is holds
+
+
 def put(index):
     return Store(x, (index,), const(0, dt.int32))
 

@@ -21,7 +21,7 @@ from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, LARGEST_SIZE, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.memory import option
 from torch_tile.ir import dtype as dtypes
-from torch_tile.ir.bounds import Interval
+from torch_tile.ir.bounds import Interval, Ranges
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Call, Const, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
@@ -145,6 +145,7 @@ class _Cuda:
         self.sizes, self.long = dimensions(source), long_dimensions(source)
         self.tensors = tensors_of(program)
         self.scalars = [p for p in program.params if isinstance(p, Var)]
+        self.facts = Ranges().launched(program)
         self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
 
     def run(self) -> CudaSource:
@@ -239,10 +240,12 @@ class _Cuda:
         name = out.names.of(var)
         if var.role == "dim":
             long = var in self.long
-            out.text.bind(var, Interval(low=0) if long else Interval(0, LARGEST_SIZE))
+            out.text.bind(var, self.facts.interval(var) & Interval(0, math.inf if long else LARGEST_SIZE))
             return f"const {'int64_t' if long else 'int'} {name}", []
         if is_small(var.dtype):
             return f"const {storage(var.dtype)} {name}_bits", [f"const float {name} = tile::widen({name}_bits);"]
+        if var.dtype == dtypes.int32:
+            out.text.bind(var, self.facts.interval(var))
         return f"const {storage(var.dtype)} {name}", []
 
     def indices(self, kernel: Kernel, threads: int, used: IdSet[Buffer | Var], out: CudaStatements) -> None:

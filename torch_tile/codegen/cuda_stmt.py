@@ -23,7 +23,7 @@ from torch_tile.ir.bounds import Interval, range_of
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Var, const
 from torch_tile.ir.node import contains, equal, find
-from torch_tile.ir.simplify import simplify
+from torch_tile.ir.simplify import divides_by_size, is_below, simplify
 from torch_tile.ir.stmt import Alloc, Assert, Block, Do, For, If, Kernel, Let, Print, Role, Store  # fmt: skip
 
 
@@ -96,7 +96,7 @@ class CudaStatements(Statements):
             return
         var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
         low, high = self.text.interval(start).low, self.text.interval(stop).high
-        self.text.bind(var, Interval(low, max(low, high - 1)))
+        self.text.bind_loop(var, start, stop)
         paired, coded = paired_store(loop, self.text), coded_store(loop)
         last, bound = self.text.index(stop, above=8), self.text.index(stop)
         if reads_memory(stop):
@@ -112,9 +112,11 @@ class CudaStatements(Statements):
             first = f"(int)tile::min<int64_t>({first}, {bound})"
         step, name = 4 if coded else 2 if paired else loop.step, self.names.of(var)
         leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else range_of(dt.int64))
-        self.open(
-            f"for ({kind} {name} = {first}; {name} < {last}; {advance(kind, name, last, step, leaves)})", loop.span
-        )
+        runs = f"{name} < {last}"
+        divides = unrolled is None and isinstance(stop, Binary) and divides_by_size(stop) and not reads_memory(stop)
+        if divides and self.text.interval(stop.b).low > 0:  # type: ignore[attr-defined]  # else it might never end
+            runs = self.text.value(is_below(var, stop, low >= 0))
+        self.open(f"for ({kind} {name} = {first}; {runs}; {advance(kind, name, last, step, leaves)})", loop.span)
         if coded:
             places = ", ".join(f"&{self.text.element(x.buffer, x.indices)}" for x in coded)
             self.line(f"tile::store_codes({places});", coded[0].span)

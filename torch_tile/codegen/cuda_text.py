@@ -8,7 +8,7 @@ of an expression that follows decides its width: row * stride is widened, row is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch_tile.codegen.c_text import (
     PRECEDENCE,
@@ -46,7 +46,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, equal, find
-from torch_tile.ir.simplify import simplify
+from torch_tile.ir.simplify import divides_by_size, simplify
 from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
 INT = range_of(dt.int32)
@@ -61,6 +61,8 @@ class CudaText(Text):
         self.intervals: IdMap[Expr, Interval] = IdMap()
         # Ranges of block indices whose extent is a product.
         self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
+        # Of loop variables below a quotient, its divisor, and the most of their product with it, the last one included.
+        self.steps: IdMap[Var, list[tuple[Expr, float]]] = IdMap()
         self.is_from_indices: IndexValues = IndexValues(self.index_names)
         self.leaving: IdSet[Expr] = IdSet()  # what wraps to 64 bits
         self.given: IdSet[Var] = IdSet()  # names of what `is_given`
@@ -71,6 +73,20 @@ class CudaText(Text):
     def bind(self, var: Var, interval: Interval) -> None:
         """Record that `var` lies in `interval`."""
         self.known[var] = interval
+
+    def bind_loop(self, var: Var, start: Expr, stop: Expr) -> None:
+        """Record the range of a loop variable, and of its products with what divides the loop's end."""
+        low, high = self.interval(start).low, self.interval(stop).high
+        self.bind(var, Interval(low, max(low, high - 1)))
+        self.steps[var] = list(self._steps_below(stop))
+
+    def _steps_below(self, stop: Expr) -> Iterator[tuple[Expr, float]]:
+        """Yield the divisors of quotients that are at least `stop`, with the most of `i * divisor` for `i <= stop`."""
+        if isinstance(stop, Binary) and stop.op == "min":
+            yield from self._steps_below(stop.a)
+            yield from self._steps_below(stop.b)
+        elif isinstance(stop, Binary) and divides_by_size(stop) and not self.wraps(stop.a):
+            yield stop.b, max(self.interval(stop.a).high, 0)
 
     def map_name(self, tensor_map: TensorMap) -> str:
         """Return the parameter that holds a tensor map; equal maps share one parameter."""
@@ -128,7 +144,7 @@ class CudaText(Text):
             others = self.parts.get(expr.a, ()) if expr.op == "//" else ()
             for other in (p for d, p in others if equal(d, expr.b)):
                 found = found & Interval(0, self.interval(other).high - 1)
-            return found
+            return found & self._of_steps(expr) if expr.op == "*" else found
         if isinstance(expr, Select):
             return self.interval(expr.a) | self.interval(expr.b)
         if isinstance(expr, Unary) and expr.op == "-":
@@ -141,6 +157,15 @@ class CudaText(Text):
         if isinstance(expr, Call) and expr.name == "here":
             return self.interval(expr.args[0])
         return range_of(expr.dtype)
+
+    def _of_steps(self, expr: Binary) -> Interval:
+        """Bound `(i + c) * d` for a loop variable `i` below a quotient by `d`."""
+        for one, d in ((expr.a, expr.b), (expr.b, expr.a)):
+            var, ahead = (one.a, one.b) if isinstance(one, Binary) and one.op == "+" else (one, const(0, dt.int32))
+            if isinstance(var, Var) and isinstance(ahead, Const):
+                for most in (most for divisor, most in self.steps.get(var, ()) if equal(divisor, d)):
+                    return Interval(high=most) + self.interval(d) * self.interval(ahead)
+        return Interval()
 
     def is_long(self, expr: Expr, exact: bool) -> bool:
         """Return whether the text of a value has 64 bits; `exact` as for `term`."""

@@ -31,7 +31,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
-from torch_tile.ir.stmt import Kernel
+from torch_tile.ir.stmt import Kernel, Program
 from torch_tile.ir.widths import IndexValues, is_compared_exactly, leaves_64, may_wrap
 
 # Intervals of integers, and operators on them. Every result contains all possible values.
@@ -143,13 +143,13 @@ class Ranges:
     """The facts that hold at one point of a kernel. Immutable: entering a loop or a branch gives a new object.
 
     For an atom `x`, `_lower` holds pairs `(k, p)` that mean `k * x >= p`, `_upper` pairs that mean `k * x <= p`, newest
-    first.
+    first. Factors `k` are positive: numbers, or products of sizes.
     """
 
     def __init__(self) -> None:
         self._atoms = Atoms()
-        self._lower: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
-        self._upper: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
+        self._lower: dict[int, tuple[tuple[Polynomial, Polynomial], ...]] = {}
+        self._upper: dict[int, tuple[tuple[Polynomial, Polynomial], ...]] = {}
         self._numeric: dict[Var, Interval] = {}
         self._depth: dict[int, int] = {}
         self._verdicts: dict[Hashable, bool] = {}
@@ -172,6 +172,10 @@ class Ranges:
         low, high = self.interval(first), self.interval(last)
         new._numeric[var] = Interval(low.low, high.high - 1) & self._of_var(var)
         return new._bound(atom, self._atoms.of(first), self._atoms.of(last) - number(1))
+
+    def launched(self, program: Program) -> Ranges:
+        """Return the facts inside a program's kernels: what launches check holds of sizes and scalar parameters."""
+        return functools.reduce(Ranges.assume, program.assumed, self)
 
     def kernel(self, kernel: Kernel) -> Ranges:
         """Return the facts inside a kernel: each block index is below its grid extent."""
@@ -240,7 +244,7 @@ class Ranges:
         self._depth[atom] = len(self._depth) + 1
         return atom
 
-    def _bound(self, atom: int, low: Polynomial | None, high: Polynomial | None, factor: int = 1) -> Ranges:
+    def _bound(self, atom: int, low: Polynomial | None, high: Polynomial | None, factor: Polynomial = ONE) -> Ranges:
         """Add symbolic bounds of `factor * atom`."""
         for table, p in ((self._lower, low), (self._upper, high)):
             if p is not None and not self._atoms.is_mutable(p):
@@ -251,20 +255,44 @@ class Ranges:
         """Add the fact `p >= 0` as a bound of the innermost atom of `p`."""
         p = p.tightened()
         parts = None if p.is_constant or self._atoms.is_mutable(p) else p.split(atom := self._innermost(p))
-        if parts is None or not parts[0].is_constant:
+        if parts is None:
             return self
-        factor, rest = parts[0].constant, parts[1]
+        factor, rest = parts
+        if not factor.is_constant:
+            return self._fact_of_product(atom, factor, rest)
+        count = factor.constant
         new = self._copy()
-        described = self._atoms.table[atom].expr
-        if factor > 0:
+        described = self._atoms.table[atom]
+        if count > 0:
             new._bound(atom, rest.scaled(-1), None, factor)
         else:
-            new._bound(atom, None, rest, -factor)
-        if isinstance(described, Var) and rest.is_constant:
-            limit = -rest.constant // factor if factor < 0 else -(rest.constant // factor)
-            known = self._of_var(described)
-            new._numeric[described] = known & (Interval(low=limit) if factor > 0 else Interval(high=limit))
+            new._bound(atom, None, rest, factor.scaled(-1))
+        if rest.is_constant and isinstance(described.expr, Var):
+            limit = -rest.constant // count if count < 0 else -(rest.constant // count)
+            known = self._of_var(described.expr)
+            new._numeric[described.expr] = known & (Interval(low=limit) if count > 0 else Interval(high=limit))
+        elif rest.is_constant and count > 0:
+            new = new._fact_inside(described, -(rest.constant // count))
         return new
+
+    def _fact_of_product(self, atom: int, factor: Polynomial, rest: Polynomial) -> Ranges:
+        """Add the fact `factor * atom + rest >= 0` where the factor is one product of sizes, not 0."""
+        negative = len(factor.terms) == 1 and min(factor.terms.values()) < 0
+        size = factor.scaled(-1) if negative else factor
+        if len(size.terms) > 1 or not self._shown(size - ONE):
+            return self
+        low, high = (None, rest) if negative else (rest.scaled(-1), None)
+        return self._copy()._bound(atom, low, high, size)
+
+    def _fact_inside(self, described: Atom, least: int) -> Ranges:
+        """Add what follows for operands where a compound atom is at least a number."""
+        if described.op == "//":
+            x, d = described.args
+            return self._fact(x - d.scaled(least))
+        if described.op == "max":
+            above = [x for x in described.args if not (x.is_constant and x.constant < least)]
+            return self._fact(above[0] - number(least)) if len(above) == 1 else self
+        return self
 
     def value_of(self, var: Var) -> Expr | None:
         """Return the literal or the variable that `var` is known to equal."""
@@ -437,21 +465,22 @@ class Ranges:
         if sign == 0:
             return
         for factor, limit in self._limits(atom, described, sign):
-            yield [a * limit + b.scaled(factor)]
+            times = None if factor.is_constant else self._atoms.quotient(a, factor)
+            yield [a * limit + b * factor if times is None else times * limit + b]
         if described.op == "//":
             x, d = described.args
             yield [a * (x - d + number(1) if sign > 0 else x) + b * d]
             for relaxed in self._relaxed(x, sign):
                 yield [a * self._atoms.divide(relaxed, d) + b]
 
-    def _limits(self, atom: int, described: Atom, sign: int) -> Iterator[tuple[int, Polynomial]]:
+    def _limits(self, atom: int, described: Atom, sign: int) -> Iterator[tuple[Polynomial, Polynomial]]:
         """Return `(k, p)` with `k * atom >= p` (sign 1) or `<= p` (sign -1)."""
         yield from (self._lower if sign > 0 else self._upper).get(atom, ())
         if described.expr is not None:
             interval = self.interval(described.expr)
             limit = interval.low if sign > 0 else interval.high
             if isinstance(limit, int):
-                yield 1, number(limit)
+                yield ONE, number(limit)
 
     def _relaxed(self, x: Polynomial, sign: int) -> Iterator[Polynomial]:
         """Return polynomials without the innermost atom of `x`, at most `x` (sign 1) or at least `x` (-1)."""
@@ -465,7 +494,7 @@ class Ranges:
         direction = sign if a.constant > 0 else -sign
         described = self._atoms.table[atom]
         for factor, limit in self._limits(atom, described, direction):
-            if factor == 1:
+            if factor.is_constant and factor.constant == 1:
                 yield a * limit + b
         if described.op == "//":
             for relaxed in self._relaxed(described.args[0], direction):
@@ -519,7 +548,7 @@ def _comparisons(condition: Expr, holds: bool) -> Iterator[tuple[str, Expr, Expr
 # before it.
 
 FAR = 1 << 20  # instead of no limit
-Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]
+Bounds = Mapping[int, tuple[tuple[Polynomial, Polynomial], ...]]
 
 
 class Counterexample:
@@ -563,8 +592,8 @@ class Counterexample:
         if described.expr is not None:
             known = self.interval(described.expr)
             low, top = known.low, known.high
-        low = max([low, *(-(-self._limit_of(p, False) // k) for k, p in self.lower.get(atom, ()))])
-        top = min([top, *(self._limit_of(p, True) // k for k, p in self.upper.get(atom, ()))])
+        low = max([low, *(-(-self._limit_of(p, False) // self._factor(k)) for k, p in self.lower.get(atom, ()))])
+        top = min([top, *(self._limit_of(p, True) // self._factor(k) for k, p in self.upper.get(atom, ()))])
         value = (
             self._chosen(described, low, top, high)
             if described.expr is not None
@@ -573,6 +602,13 @@ class Counterexample:
         if not low <= value <= top:
             raise _Unknown
         self.values[atom] = value
+        return value
+
+    def _factor(self, k: Polynomial) -> int:
+        """Return the value of a bound's factor, which is positive."""
+        value = k.constant if k.is_constant else self._limit_of(k, False)
+        if value <= 0:
+            raise _Unknown
         return value
 
     def _chosen(self, described: Atom, low: float, top: float, high: bool) -> int:

@@ -204,6 +204,11 @@ class Atoms:
                 return quotient + self.divide(inner.args[0], d * inner.args[1])
         return quotient + self._compound("//", rest, d)
 
+    def quotient(self, x: Polynomial, d: Polynomial) -> Polynomial | None:
+        """Return `x / d` for a product `d`; None where it is no polynomial."""
+        quotient, rest = self._split_multiples(x, d)
+        return None if rest.terms else quotient
+
     def _split_multiples(self, x: Polynomial, d: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Split `x` into the quotient of its multiples of the monomial `d`, and the rest."""
         quotient: dict[Monomial, int] = {}

@@ -10,7 +10,7 @@ from torch_tile.ir.arith_util import Expand, Substitute, divides, divisor_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import Call, Expr, Select, Var, unary
 from torch_tile.ir.node import N, Node, Rewriter, find
-from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
+from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Program, Role, Stmt
 
 
 def values_for_names(*nodes: Node) -> Expand:
@@ -27,6 +27,10 @@ class Known(Rewriter):
         self.ranges: Ranges = Ranges()
         self.names: dict[Var, Expr] = {}  # values of names
         self.values: Substitute = Substitute(self.names)
+
+    def visit_Program(self, program: Program) -> Program:
+        """Add what launches check of sizes and scalar parameters."""
+        return self.within(self.ranges.launched(program), program)
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Add the ranges of block indices and of the thread."""

@@ -26,6 +26,7 @@ from torch_tile.ir.expr import (
     Select,
     Unary,
     Var,
+    binary,
     cast,
     const,
     fold,
@@ -34,7 +35,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.node import Node, Rewriter, equal, map_children, rebuilt
 from torch_tile.ir.polynomial import EXACT, structure, widens
-from torch_tile.ir.widths import is_compared_exactly
+from torch_tile.ir.widths import SIGNED, is_compared_exactly
 
 Sum = tuple[dict[Hashable, tuple[int, Expr]], int, int]
 COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
@@ -43,6 +44,27 @@ COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
 def simplify(expr: Expr, ranges: Ranges | None = None) -> Expr:
     """Simplify an expression, with the same value wherever `ranges` holds; return the same object if unchanged."""
     return Simplifier(ranges or Ranges())(expr)
+
+
+def is_below(iteration: Expr, stop: Expr, natural: bool) -> Expr:
+    """Compare an iteration, which is not negative if `natural`, with the end of its loop.
+
+    If that is a quotient `x // size`, compare a product with x: a division by a size takes some 40 instructions.
+    """
+    if isinstance(stop, Binary) and stop.op == "min":
+        return binary("and", is_below(iteration, stop.a, natural), is_below(iteration, stop.b, natural))
+    if not isinstance(stop, Binary) or not divides_by_size(stop):
+        return iteration < stop
+    end = simplify(stop.a - (stop.b - 1))
+    if natural and isinstance(end, Binary) and end.op == "max" and isinstance(end.b, Const) and end.b.value <= 0:
+        end = end.a  # what is not negative is below `max(x, 0)` only where it is below `x`
+    return simplify(iteration * stop.b) < end
+
+
+def divides_by_size(expr: Expr) -> bool:
+    """Return whether an index is a quotient by something that is known at run time only, and never negative."""
+    divides = isinstance(expr, Binary) and expr.op == "//" and expr.dtype in SIGNED and not isinstance(expr.b, Const)
+    return divides and Ranges().interval(expr.b).low >= 0  # type: ignore[attr-defined]
 
 
 class Simplifier:

@@ -2,6 +2,7 @@
 """Attention over keys in pages against float64; unused pages, and rows past a length, hold NaN."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import forward, paged
-from torch_tile.kernels.attention.args import AppendArgs, PagedArgs
+from torch_tile.kernels.attention.args import AppendArgs, PagedArgs, dense_args
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.paged import append_reference, append_to_pages, attention_paged, reference
+from torch_tile.kernels.attention.spec import Config
+from torch_tile.kernels.attention.varlen import by_head
 from torch_tile.kernels.common import Machine
 
 PAGES = {
@@ -76,6 +79,31 @@ def test_random_problems(form, rounds, problems, check, monkeypatch):
         what = f"{form} {tuple(args.q.shape)} {args.lengths} {args.cu_seqlens_q} {args[6:]}"
         check(out, want, what, args.q.dtype, empty_beside(args.q, want.shape[-1]))
         check(lse, want_lse, what, args.q.dtype)
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "threads", "text"], indirect=True)
+@pytest.mark.parametrize("page", [8, 16, 64])
+def test_splits_in_turns(page, engine, problems, check):
+    """Splits hold the page numbers of all of their tiles, which are several pages, one page or a part of one."""
+    dtype, target = problems.pick(torch.float16, torch.bfloat16), Target("cuda", problems.pick(80, 90))
+    for _ in range(3):
+        args = problem(problems, dtype, page, longest=problems.pick(100, 300))
+        if args.cu_seqlens_q is None:
+            break
+    config = Config(16, problems.pick(16, 32), 128, problems.pick(1, 2, 3), split=True, shared_probs=True)
+    config = replace(config, packed=problems.pick(True, False))
+    rows, splits = args.q.shape[1] * args.q.shape[2] // args.k_pages.shape[2], problems.pick(1, 2, 3, 5, 16)
+    one_tile = args.cu_seqlens_q is None and rows <= config.block_q
+    machine, config = Machine(target, 132), replace(config, one_tile=one_tile and problems.pick(True, False))
+    out, lse = (torch.full_like(x, math.nan) for x in paged._empty_results(args))
+    view = by_head if args.cu_seqlens_q is not None else paged._heads_first
+    dense = dense_args(view(args.q), args.k_pages.transpose(1, 2), args.v_pages.transpose(1, 2), args)
+    sums = lse if args.cu_seqlens_q is None else lse[None]
+    assert forward.run(dense, view(out), sums, machine, config, splits, sequences=paged.sequences_of(args))
+    want, want_lse = reference(*in_double(args))
+    what = f"{tuple(args.q.shape)} {args.lengths} {args.cu_seqlens_q} {args[6:]} {config} {splits} {target}"
+    check(out, want, what, dtype, empty_beside(args.q, want.shape[-1]))
+    check(lse, want_lse, what, dtype)
 
 
 HOPPER = Machine(Target("cuda", 90), 132)

@@ -12,7 +12,7 @@ from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.attention.sequences import Layout
 from torch_tile.kernels.attention.spec import Config, Spec
-from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, splits_for
+from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, entries_for, splits_for
 from torch_tile.kernels.common import Machine
 
 CPU = Machine(Target("cpu"), 16)
@@ -267,6 +267,30 @@ def test_no_single_tile_of_rows_known_at_run_time():
     rows = mode.from_tensor(torch.empty(8), symbolic_context=sizes).shape[0]
     config = config_for(replace(FORM, causal=False, grouped=True), Problem(8, rows, 8192, 8), H200)
     assert config.split and not config.one_tile and not mode.shape_env.guards
+
+
+def test_a_split_loads_all_of_its_page_numbers_or_none():
+    """Others look numbers up tile by tile: where they are too many, or not known before the sequence's length."""
+    pages = replace(FORM, grouped=True, layout=Layout(page=64))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    keys = mode.from_tensor(torch.empty(8192), symbolic_context=sizes).shape[0]
+    config = Config(16, 128, 128, split=True, shared_probs=True)
+
+    def entries(spec=pages, keys=8192, splits=16, **options):
+        return entries_for(replace(config, **options), spec, Problem(8, 8, keys, 8), splits)
+
+    assert entries() == 128 and entries(threads=256) == 256
+    assert entries(keys=2048 * 64) == 128 and entries(keys=2048 * 64 + 1) == 0
+    wide = replace(pages, layout=Layout(page=256))  # two tiles each
+    assert entries(wide, keys=1024 * 256) == 128 and entries(wide, keys=1025 * 256) == 0
+    others = (
+        FORM,
+        replace(pages, windowed=True),
+        *(replace(pages, layout=Layout(*x)) for x in ((True, 64), (False, 24))),
+    )
+    assert not any(map(entries, others)) and not entries(shared_probs=False)
+    assert entries(keys=keys) == 0 and not mode.shape_env.guards
 
 
 @pytest.mark.parametrize("sequences, splits", [(8, 6), (64, 3), (128, 3)])  # of 64 on 8 heads, measured: 3 of 64

@@ -39,13 +39,14 @@ from torch_tile.kernels.attention.sequences import (
     Sequences,
     clear_past,
     dense_span,
+    held_pages,
     load_keys,
     plan,
     store_own,
 )
 from torch_tile.kernels.attention.softmax import begin_rows, exponentiate, hide_keys
-from torch_tile.kernels.attention.spec import Config, Spec, spec_of
-from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
+from torch_tile.kernels.attention.spec import MOST_SPLITS, Config, Spec, spec_of
+from torch_tile.kernels.attention.tiling import Problem, config_for, entries_for, splits_for
 from torch_tile.kernels.common import (
     LOG2_E,
     Machine,
@@ -229,6 +230,10 @@ def flash_attention(config: Config, spec: Spec) -> Any:
         window: T.int32,
     ):
         given = Given(layout, others[len(spec.operands) : len(others) - behind])
+        if config.split:
+            T.assume(splits >= 1 and splits <= MOST_SPLITS)
+        if config.entries:  # those of all tiles of a split
+            T.assume(given.table.shape[1] * max(layout.page // keys, 1) <= splits * config.entries)
         if layout.ragged:
             plan(given.q_ends, given.tiles, length, rows)
         blocks = given.tiles.shape[0] if layout.ragged else T.ceildiv(length, rows)
@@ -251,9 +256,13 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     block, any_head, sequence, split = config.place(bx, by, bz, blocks, heads, splits)
                 head, member = any_head // members, any_head % members
                 place = (*((split,) if config.split else ()), sequence, head, member)
+                if config.split and config.shared_probs:
+                    T.pdl_sync()  # a launch takes longer than what stands in front of this
                 if layout.ragged:
                     span = given.ragged_span(block, length, kv_len, of_keys=False)
                 elif layout.page:
+                    if config.entries:
+                        given = held_pages(given, k, sequence, keys, config.entries, (split, splits))
                     present = given.paged_keys(sequence)
                     span = dense_span(block * rows, sequence, length, q_len, present, present - q_len)
                 else:
@@ -332,9 +341,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     if lists is not None:
                         step = lists.step(indices, own_list, step, keys, span.keys)
                     load(held, here, step * keys)
-                    load_keys(given, k, k_stored, span, head, step)
+                    load_keys(given, k, k_stored, span, head, step, iteration)
                     if spec.scaled:
-                        load_keys(given, k_scale, k_scales, span, head, step)
+                        load_keys(given, k_scale, k_scales, span, head, step, iteration)
                         if not config.narrow:
                             widen(k_stored, k_scales, k_tile)
                     T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -352,7 +361,7 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     gain, sizes = 0.0, None
                     if config.narrow:
                         gain, sizes = GAIN, T.alloc_fragment((keys,), accum)
-                        load_keys(given, v_scale, v_scales, span, head, step)
+                        load_keys(given, v_scale, v_scales, span, head, step, iteration)
                         clear_past(v_scales, step * keys, span.keys, iteration == 0 if spec.backwards(config) else True)
                         raise_scores(scores, v_scales, sizes, scale_log2)
                     exponentiate(
@@ -361,13 +370,13 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     )  # fmt: skip
                     for i, c in T.Parallel(rows, spec.tile_dv):
                         acc[i, c] *= rescale[i]
-                    load_keys(given, v, v_stored, span, head, step)
+                    load_keys(given, v, v_stored, span, head, step, iteration)
                     may_end = iteration == 0 if spec.backwards(config) else True
                     if config.narrow:
                         sign_weights(scores, v_scales, probs)
                     else:
                         if spec.scaled:
-                            load_keys(given, v_scale, v_scales, span, head, step)
+                            load_keys(given, v_scale, v_scales, span, head, step, iteration)
                             widen(v_stored, v_scales, v_tile)
                         T.copy(scores, probs)
                     if not layout.fixed:
@@ -475,6 +484,9 @@ def run(
     if scales is not None:
         operands = [*operands, *scales.tensors]
     options = (float(scale), q.shape[2], args.q_offset, bounded(args.window))
+    if config.split:
+        splits = splits or splits_for(config, problem, machine)
+        config = replace(config, entries=entries_for(config, spec, problem, splits))
     kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
@@ -485,7 +497,6 @@ def run(
         if target is not out:
             out.copy_(target)
         return True
-    splits = splits or splits_for(config, problem, machine)
     empty = partial(q.new_empty, dtype=compute_dtype(q.dtype))
     lse = empty(grouped.shape[:-1]) if lse is None else lse
     parts = empty((splits, *shape, v_dim)), empty((splits, *shape))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,7 @@ class Given:
 
     layout: Layout
     tensors: Sequence[Any]
+    held: Any = None  # numbers of the pages of all of a block's tiles, in order
 
     @property
     def q_ends(self) -> Any:
@@ -137,21 +138,25 @@ def dense_span(first: Any, sequence: Any, length: Any, queries: Any, keys: Any, 
 
 
 @T.macro
-def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any) -> None:
-    """Load keys, values or their scales of a step into a tile. Scales have no columns."""
+def load_keys(given: Given, x: Any, tile: Any, span: Span, head: Any, step: Any, iteration: Any = None) -> None:
+    """Load keys, values or their scales of a step into a tile. Scales have no columns.
+
+    Where a block holds page numbers, they are those of its `iteration`.
+    """
     keys, page = tile.shape[0], given.layout.page
     columns = (0,) * (len(tile.shape) - 1)
     if not page:
         T.copy(x[(span.slab, head, after(span.first_key, step * keys), *columns)], tile)
     elif page % keys == 0:
         each = page // keys
-        number = page_of(given, x, span.sequence, step // each)
+        number = page_of(given, x, span.sequence, step // each, iteration)
         T.copy(x[(number, head, step % each * keys, *columns)], tile)
     elif keys % page == 0:
         each = keys // page
         numbers: list[Any] = []
         for n in tuple(range(each)):  # names, so that the table is read once, and before the first copy
-            number = page_of(given, x, span.sequence, step * each + n)
+            place = None if iteration is None else iteration * each + n
+            number = page_of(given, x, span.sequence, step * each + n, place)
             numbers.append(number)
         for n, number in enumerate(numbers):  # each page a copy of its own, no loop
             rows = (slice(n * page, (n + 1) * page), *(slice(None) for _ in columns))
@@ -167,8 +172,27 @@ def after(first: Any, number: Any) -> Any:
     return number if isinstance(first, int) and first == 0 else first + number
 
 
-def page_of(given: Given, x: Any, sequence: Any, column: Any) -> Any:
-    """Return the page number in a column of a sequence's table, clamped to pages of `x` that exist."""
+@T.macro
+def held_pages(given: Given, x: Any, sequence: Any, keys: int, count: int, steps: tuple[Any, Any]) -> Given:
+    """Load the page numbers of a block's tiles of `keys` positions at once, `count` in all.
+
+    `steps` are its first tile and their distance. Threads then wait for memory once, beside the sequence's length.
+    """
+    first, stride = steps
+    each, of_page = max(keys // given.layout.page, 1), max(given.layout.page // keys, 1)
+    held = T.alloc_shared((count,), T.int32)
+    for n in T.Parallel(count):
+        held[n] = page_of(given, x, sequence, (first + n // each * stride) // of_page * each + n % each)
+    return replace(given, held=held)
+
+
+def page_of(given: Given, x: Any, sequence: Any, column: Any, place: Any = None) -> Any:
+    """Return the page number in a column of a sequence's table, clamped to pages of `x` that exist.
+
+    It is the number at `place` of those that the block holds, if it holds any.
+    """
+    if given.held is not None and place is not None:
+        return given.held[place]
     inside = T.min(column, given.table.shape[1] - 1)
     return T.clamp(given.table[sequence, inside], 0, x.shape[0] - 1)
 
@@ -245,6 +269,7 @@ __all__ = [
     "Span",
     "clear_past",
     "dense_span",
+    "held_pages",
     "load_keys",
     "page_of",
     "plan",

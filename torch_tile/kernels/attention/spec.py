@@ -48,6 +48,7 @@ class Config:
     With `ordered` blocks of keys add to gradients of queries in one order. With `alone` one block has all keys.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights. With `one_tile` a block has all rows of its heads: no index is divided by splits.
+    `entries` are those of its table of pages that a split loads at once, beside its sequence's length, or 0.
     """
 
     block_q: int = 64
@@ -77,6 +78,7 @@ class Config:
     ordered: bool = False
     alone: bool = False
     one_tile: bool = False
+    entries: int = 0
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """Return the grid of the launch. Its fastest dimension holds the blocks that run side by side."""
@@ -285,7 +287,9 @@ class Spec:
             end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
         if self.windowed and listed is None:
             first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
-        if config.split and not self.interleaves(config):
+        if self.interleaves(config):
+            end = T.max(end, first)
+        elif config.split:
             each = (T.max(end - first, 0) - 1) // splits + 1  # no sum passes 32 bits: 64 divide slowly
             first = first + split * each
             end = T.min(first + each, end)
@@ -294,32 +298,29 @@ class Spec:
     def interleaves(self, config: Config) -> bool:
         """Return whether splits take key blocks in turns: blocks that run together then read what lies together.
 
-        Splits of pages take runs of blocks, whose entries of the table lie in a row.
+        Entries of a table of pages are then known before the sequence's length. Splits that do not load them at once
+        take runs of blocks, whose entries lie in a row.
         """
-        return config.split and self.layout.fixed
+        return config.split and (self.layout.fixed or config.entries > 0)
 
     def iterations(self, config: Config, blocks: Any, splits: Any, split: Any) -> Any:
         """Count the iterations over key blocks, of which `key_blocks` returned `blocks`."""
         if not self.interleaves(config):
             return blocks
-        stride = T.min(splits, MOST_SPLITS)
-        own = (T.max(blocks - T.min(split, MOST_SPLITS), 0) + (stride - 1)) // stride
-        return T.min(own, blocks)  # for proofs: it is never more
+        return (T.max(blocks - split, 0) + (splits - 1)) // splits
 
     def block_number(self, config: Config, iteration: Any, blocks: Any, splits: Any, split: Any) -> Any:
         """Return the number of an iteration's key block among the `blocks` that `key_blocks` returned."""
-        if not self.interleaves(config):
-            return iteration
-        number = T.min(split, MOST_SPLITS) + iteration * T.min(splits, MOST_SPLITS)
-        return T.max(T.min(number, blocks - 1), T.min(iteration, 1))  # for proofs: only the first one may be number 0
+        return split + iteration * splits if self.interleaves(config) else iteration
 
     def backwards(self, config: Config) -> bool:
         """Return whether iterations run from the last key block to the first. The last blocks end inside a tile or are
         causally masked, so later iterations need no mask.
 
-        Of the heads of a group that are packed, it may hide any number of tiles. Lists name blocks in any order.
+        Of the heads of a group that are packed, it may hide any number of tiles. Lists name blocks in any order. Where
+        the last block lies is not known before a sequence's length.
         """
-        if config.paired or self.windowed or self.lists is not None:
+        if config.paired or self.windowed or self.lists is not None or config.entries:
             return False
         return not (self.causal and config.packed and self.grouped)
 

@@ -43,7 +43,8 @@ def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
     problem = typical(problem)
     if machine.is_gpu:
         config = _gpu_config(spec, problem, machine)
-        if config is None or not config.split or not spec.layout.fixed or any_rows or problem.rows > config.block_q:
+        apart = config is None or not config.split or spec.layout.ragged or any_rows or problem.rows > config.block_q
+        if config is None or apart or (spec.layout.page and not config.shared_probs):
             return config
         return replace(config, one_tile=True)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
@@ -75,6 +76,22 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
         return min(range(1, max(1, min(MOST_IN_WAVES, most)) + 1), key=lambda n: (-(-blocks * n // room) / n, n))
     splits, tiles = max(1, min(room // blocks, most)), max(1, -(-problem.keys // config.block_kv))
     return -(-tiles // -(-tiles // splits))  # fewer whose longest is as long
+
+
+def entries_for(config: Config, spec: Spec, problem: Problem, splits: int) -> int:
+    """Choose how many entries of a table of pages a split loads at once: one a thread, if these are enough.
+
+    Where sizes are known at run time only, another call may have more. A window begins where only the sequence's length
+    tells. Tiles of more rows are copied by a warp of its own, which looks entries up itself.
+    """
+    page, keys = spec.layout.page, config.block_kv
+    known = (
+        page and not spec.layout.ragged and not spec.windowed and not isinstance(problem.keys * splits, torch.SymInt)
+    )
+    if not known or not config.shared_probs or not spec.layout.fits(keys):
+        return 0
+    enough = -(-problem.keys // page) * max(page // keys, 1) <= splits * config.threads
+    return config.threads if enough else 0
 
 
 def _blocks(config: Config, problem: Problem) -> int:
@@ -227,6 +244,7 @@ def footprint(config: Config, spec: Spec, bulk: bool) -> Footprint:
         stages = 1
     tiles += [Tile(keys, columns, bits, stages, (Part.LOOP,)) for columns in columns_of]
     tiles += [Tile(rows, keys, bits, parts=(Part.LOOP,))] if config.shared_probs else []
+    tiles += [Tile(1, config.entries, 32, parts=(Part.BEFORE, Part.LOOP))] if config.entries else []
     if config.staged and not config.through_queries:
         tiles.append(Tile(rows, spec.tile_dv, bits, parts=(Part.LEAVING,)))
     return Footprint((*tiles, *spec.operand_tiles(config)), bulk)

@@ -21,10 +21,10 @@ from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, field_names, find
-from torch_tile.ir.simplify import is_literal, simplify, simplify_stmt
+from torch_tile.ir.simplify import is_below, is_literal, simplify, simplify_stmt
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -40,7 +40,6 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.ir.widths import SIGNED
 from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.pipelining.copies_before import copies_before
 from torch_tile.lowering.pipelining.copy_plan import Branch, Path, first_access, leaves, plan_copies
@@ -217,7 +216,7 @@ class _Stages:
         start = self.source.starts[0]
         if not self.depth:
             return Block(())
-        begins = _is_below(start, self.source.stops[0])
+        begins = _is_below(start, self.source)
         joining = _guarded([begins], Block(tuple(map(_started, self.joining))), self.source)
         if self.depth == 1:
             steps = self._prologue_step(start, const(0, int32))
@@ -231,7 +230,7 @@ class _Stages:
     def _read_early(self, iteration: Expr) -> list[Stmt]:
         """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""
         reads = Block(tuple(self.early.reads(self.source.vars[0], iteration)))
-        return _guarded([_is_below(iteration, self.source.stops[0])], reads, self.source)
+        return _guarded([_is_below(iteration, self.source)], reads, self.source)
 
     def _prologue_step(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
         """Yield one step of the prologue: the parts whose stage has begun, and an empty commit for each later group."""
@@ -284,7 +283,7 @@ class _Stages:
         """Yield one part of a step for `iteration`, if the loop has that iteration. Copies take `early` reads."""
         if early is not None and item.is_group:
             item = replace(item, moves=tuple(replace(m, path=early.named(m.path)) for m in item.moves))
-        guards = [*begun, _is_below(iteration, self.source.stops[0])] if item.ahead else []
+        guards = [*begun, _is_below(iteration, self.source)] if item.ahead else []
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
         # Names of plain arithmetic are replaced by their values, so that an address shows its alignment.
@@ -386,17 +385,9 @@ def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
     return made
 
 
-def _is_below(iteration: Expr, stop: Expr) -> Expr:
-    """Compare an iteration with the end of its loop. If that is `x / size` rounded up, compare a product with x.
-
-    A division by a size takes some 40 instructions, for which the first copies would wait.
-    """
-    if isinstance(stop, Binary) and stop.op == "min":
-        return binary("and", _is_below(iteration, stop.a), _is_below(iteration, stop.b))
-    divides = isinstance(stop, Binary) and stop.op == "//" and not isinstance(stop.b, Const)
-    if isinstance(stop, Binary) and divides and stop.dtype in SIGNED and Ranges().interval(stop.b).low >= 0:
-        return simplify(iteration * stop.b) < simplify(stop.a - (stop.b - 1))
-    return iteration < stop
+def _is_below(iteration: Expr, loop: For) -> Expr:
+    """Compare an iteration with the end of its loop, without a division, for which the first copies would wait."""
+    return is_below(iteration, loop.stops[0], Ranges().interval(loop.starts[0]).low >= 0)
 
 
 def _guarded(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
