@@ -83,6 +83,10 @@ _NEXT = Source(
     'attention --only "s4096 causal,b2 s8192 causal,s4096 full" --rivals FA4', _H200, "2026-11-30",
     "h200_attention_next_tiles_2026-11-30.txt",
 )  # fmt: skip
+_PLACES = Source(
+    'attention --only "b2 s8192 causal,h64/8" --rivals FA4', _H200, "2026-11-30",
+    "h200_attention_places_by_lanes_2026-11-30.txt",
+)  # fmt: skip
 _CACHES = Source("int4_decode", _H200, "2026-11-30", "h200_few_keys_bulk_2026-11-30.txt")
 _TURNS = Source("int4_decode", _H200, "2026-11-30", "h200_decode_turns_2026-11-30.txt")
 _PAGES = Source('serving --only "pages of 16"', _H200, "2026-11-27", "h200_serving_2026-11-27.txt")
@@ -187,43 +191,37 @@ RULES = (
     Rule("attention.shared_sm_keys", "has_wgmma", (("causal", "==", 1),), 512, _SHORT),
     Rule("attention.shared_sm_keys", "has_wgmma", (), 384, _SHORT),
     # Whether blocks take a long tile and a short one, by pairs for each SM. The value counts last rounds by length.
-    # One or two rounds that are almost full take 5 % less time.
-    # Three to eight take 1 to 3 % less, sixteen 1 to 3 % more.
+    # One or two rounds that are almost full take 5 % less time, three to sixteen 1 to 5 % less.
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", "==", 2048), ("lse", "==", 1)), 1, _NEXT),
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 3.8), ("pairs", "<=", 4), ("keys", "==", 4096), ("lse", "==", 1)), 2, _NEXT),
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 15), ("pairs", "<=", 16), ("keys", "==", 8192)), 4, _PLACES),
     Rule("attention.rounds_by_length", "has_wgmma", (("lse", "==", 1),), None, _NEXT),
     Rule("attention.rounds_by_length", "has_wgmma", (("pairs", ">=", 0.9), ("pairs", "<=", 1)), 0, _PAIRS),
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 1.9), ("pairs", "<=", 2), ("keys", ">=", 2048), ("keys", "<=", 4096)), 1, _EVEN_PAIRS),
     Rule("attention.rounds_by_length", "has_wgmma",
          (("pairs", ">=", 3.8), ("pairs", "<=", 8), ("keys", ">=", 2048), ("keys", "<=", 4096)), 2, _EVEN_PAIRS),
+    Rule("attention.rounds_by_length", "has_wgmma",
+         (("pairs", ">=", 5.8), ("pairs", "<=", 8), ("keys", ">=", 6144), ("keys", "<=", 8192)), 2, _PLACES),
     # Whether blocks take tiles without masks in turn, with queries ahead. That takes 3 to 12 % less time.
     # Of 8192 keys it takes 2 % more.
     Rule("attention.in_order", "has_wgmma", (("waves", ">", 1), ("waves", "<=", 16), ("keys", "<=", 2048)),
          True, _AHEAD),
     Rule("attention.in_order", "has_wgmma", (("waves", ">", 1), ("waves", "<=", 8), ("keys", "<=", 4096)),
          True, _NEXT),
-    # Whether blocks that take tiles under a causal mask by falling length, of all heads, start the next tile early.
-    # None where other blocks are faster. `cached` is the part of the cache that keys and values of all heads take.
+    # Whether blocks take tiles under a causal mask by falling length, of all heads.
+    # `cached` is the part of the cache that keys and values of all heads take.
     Rule("attention.by_length", "has_wgmma",
          (("grouped", "==", 1), ("lse", "==", 0), ("cached", "<=", 1), ("waves", ">=", 1.9), ("keys", ">=", 1000),
           ("keys", "<=", 2048)), True, _NEXT),
     Rule("attention.by_length", "has_wgmma",
-         (("grouped", "==", 1), ("lse", "==", 0), ("cached", "<=", 1), ("waves", ">=", 8)), False, _AHEAD),
+         (("grouped", "==", 1), ("lse", "==", 0), ("cached", "<=", 1), ("waves", ">=", 8)), True, _PLACES),
     Rule("attention.by_length", "has_wgmma",
          (("grouped", "==", 1), ("lse", "==", 1), ("cached", "<=", 1), ("waves", ">=", 15), ("waves", "<=", 16),
           ("keys", "==", 4096)), True, _NEXT),
-    Rule("attention.by_length", "has_wgmma",
-         (("grouped", "==", 0), ("lse", "==", 0), ("width", "==", 128), ("keys", ">=", 8000), ("keys", "<=", 8192),
-          ("waves", ">=", 24), ("waves", "<=", 32)), False, _NEXT),
-    Rule("attention.by_length", "has_wgmma",
-         (("grouped", "==", 0), ("lse", "==", 0), ("width", "==", 128), ("keys", ">=", 6144), ("keys", "<=", 8192),
-          ("waves", ">=", 11), ("waves", "<=", 17)), True, _NEXT),
-    Rule("attention.by_length", "has_wgmma",
-         (("grouped", "==", 0), ("lse", "==", 1), ("width", "==", 128), ("keys", "==", 8192), ("waves", ">=", 24),
-          ("waves", "<=", 32)), True, _NEXT),
     # Whether blocks of decoding share an SM.
     Rule("attention.small_pages", "has_wgmma", (("page", "<", 64), ("waves", ">=", 1)), True, _PAGES),
     # The tiling for few queries whose keys are loaded at once. Keys have 128 columns, and tiles 64 keys. Where clusters

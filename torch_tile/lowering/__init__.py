@@ -39,6 +39,7 @@ from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.lowering.threads.bind_threads import bind_threads
 from torch_tile.lowering.threads.infer_layouts import infer_layouts
 from torch_tile.lowering.threads.recompute_indices import recompute_indices
+from torch_tile.lowering.threads.share_divisions import share_divisions
 from torch_tile.lowering.threads.slice_fragments import slice_fragments
 from torch_tile.lowering.threads.vectorize import vectorize
 from torch_tile.lowering.threads.widen_blocks import widen_blocks
@@ -103,6 +104,7 @@ def cuda_passes(
         (insert_barriers, Stage.THREAD),  # every hazard is ordered by a barrier
         (bound(resolve_role_registers), Stage.THREAD),  # no role waits for registers for ever
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
+        (share_divisions, Stage.THREAD),  # lanes of persistent roles find the places of tiles for each other
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations
     )

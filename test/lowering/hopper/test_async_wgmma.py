@@ -12,6 +12,7 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
+from torch_tile.intrinsics.wgmma import wait_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
@@ -314,6 +315,41 @@ def masked(bound, target="cuda:sm_90a"):
 def asks(loop) -> int:
     """Branches of a loop that compute something."""
     return sum(isinstance(s, If) and any(isinstance(n, For | Gemm) for n in walk(s)) for s in loop.body.stmts)
+
+
+def weighted(rows: int, total: str = "float32"):
+    """Products of products whose sums are `total`, by a warpgroup for each 64 rows, after both passes."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((rows, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((rows, 64), T.float32)
+    ):
+        with T.Kernel(1, threads=2 * rows):
+            q, k, v = T.alloc_shared((rows, 64), T.float16), *(T.alloc_shared((64, 64), T.float16) for _ in range(2))
+            s, p, o = (T.alloc_fragment((rows, 64), x) for x in (total, "float16", "float32"))
+            T.copy(Q, q)
+            T.clear(o)
+            for ko in T.Pipelined(8, num_stages=2):
+                T.copy(K[ko * 64, 0], k)
+                T.copy(K[ko * 64, 0], v)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, 64):
+                    p[i, j] = s[i, j] / 8
+                T.gemm(p, v, o)
+            T.copy(o, O)
+
+    build = Build(Target("cuda", 90))
+    return async_wgmma(specialize_warps(kernel.program, build), build)
+
+
+@pytest.mark.parametrize("rows, total, held", [(64, "float32", 1), (128, "float32", 0), (64, "float16", 0)])
+def test_a_lone_warpgroup_keeps_arithmetic_in_front_of_second_products(rows: int, total: str, held: int) -> None:
+    """The mark stands right before the wait for them. Of two warpgroups, each has the other one's arithmetic beside."""
+    loops = [n.body.stmts for n in walk(weighted(rows, total)) if isinstance(n, For)]
+    (body,) = (stmts for stmts in loops if sum(isinstance(one, Gemm) for one in stmts) == 2)
+    marks = [n for n, one in enumerate(body) if isinstance(one, WgmmaResults) and one.held]
+    assert len(marks) == held
+    assert all((wait := wait_of(body[n + 1])) is not None and not wait.pending for n in marks)
 
 
 def test_few_turns_that_branch_lead_a_turned_loop() -> None:

@@ -284,8 +284,8 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
             return replace(early, paired=True, rounds_by_length=rounds)
         if _runs_in_order(config, spec, problem, machine):
             return replace(early, in_order=True)
-        if (starts := _by_length(config, spec, problem, machine)) is not None:
-            return early if starts else ahead
+        if _by_length(config, spec, problem, machine):
+            return early
     return config
 
 
@@ -347,19 +347,17 @@ def _runs_in_order(config: Config, spec: Spec, problem: Problem, machine: Machin
     return equal and verdict("attention.in_order", machine.target, False, waves=waves, keys=problem.keys)
 
 
-def _by_length(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool | None:
-    """Return whether blocks start early, of those that take the longest tiles of all heads first under a causal mask.
+def _by_length(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether blocks take the longest tiles of all heads first under a causal mask.
 
-    None where other blocks are faster. Keys and values of all heads that stay in the cache, as those of grouped heads
-    may, are best.
+    A cache that holds the keys and values of all heads, as of grouped ones, is filled from memory once.
     """
     waves = _tiles(config, problem) / machine.num_sms
     cached = problem.heads * _bytes_of_head(spec, problem) / CACHED
-    found: bool | None = verdict(
-        "attention.by_length", machine.target, None, waves=waves, keys=problem.keys, cached=cached,
-        grouped=spec.grouped, width=max(spec.tile_d, spec.tile_dv), lse=spec.lse,
+    return spec.causal and verdict(
+        "attention.by_length", machine.target, False, waves=waves, keys=problem.keys, cached=cached,
+        grouped=spec.grouped, lse=spec.lse,
     )  # fmt: skip
-    return found if spec.causal else None
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:

@@ -38,7 +38,7 @@ from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.dtype import int32
+from torch_tile.ir.dtype import float32, int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
@@ -326,6 +326,9 @@ class _Async(Rewriter):
         following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
         behind = IdSet(buffer for one in bound for buffer in touched_by(one))
         used = [s for s in parts.first if isinstance(s, Gemm) and s.C.buffer in behind]
+        narrow = any(s.A.buffer.dtype.bits == 8 for s in parts.second if isinstance(s, Gemm))
+        alone = self.role.count == WARPGROUP and not narrow  # no other warpgroup's arithmetic is beside its products
+        held = [WgmmaResults(s.C, held=True) for s in used if s.C.buffer.dtype == float32 and alone]
         body = [
             *take,
             *_clone_all(following, _started(parts.first)),
@@ -335,6 +338,7 @@ class _Async(Rewriter):
             *_results(parts.first),
             *_clone_all(following, parts.release),
             *_clone_all(following, free),
+            *held,
             wgmma_wait(0, behind=all(s.A.buffer.dtype.bits == 8 for s in parts.second if isinstance(s, Gemm))),
             *_results((*used, *parts.second)),
             *_clone_all(same, parts.last),

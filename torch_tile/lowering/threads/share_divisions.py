@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let each lane of a warp find the place of another tile of a persistent block.
+
+A role's loop over tiles finds each tile by divisions, one after the other. All lanes of a warp compute the same, while
+no product runs. Here each lane computes the values of another iteration, 32 at once. An iteration asks its lane for
+them. Assumes stage THREAD, with all barriers: whether warps go together is seen from values, not from exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import takewhile
+
+from torch_tile.hardware import WARP
+from torch_tile.intrinsics.base import intrinsic_of
+from torch_tile.intrinsics.memory import shuffle
+from torch_tile.intrinsics.traits import Sync
+from torch_tile.ir.bounds import Interval, Ranges, range_of
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, binary, const, is_zero
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import children, contains, find, symbols
+from torch_tile.ir.scope_facts import Known
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
+from torch_tile.lowering.analysis.clone import Instance
+
+LEAST = 3  # divisions one after the other: the code that shares fewer takes longer to load than it saves
+ZERO = const(0, int32)
+
+
+def share_divisions(program: Program) -> Program:
+    """Divide once for 32 iterations in the outermost loops of roles that the compiler made, where turns are taken."""
+    return _Share()(program)  # type: ignore[no-any-return]
+
+
+class _Share(Known):
+    """Rewrite loops that whole warps run together."""
+
+    inside = False  # whether the visitor is in a role that the compiler made
+
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        """Visit kernels whose warpgroups take turns. Other ones may lack the registers that keep what lanes found."""
+        calls = (intrinsic_of(one) for one in find(kernel.body, Do))
+        ordered = any(traits is not None and traits.sync is Sync.TURN for traits in calls)
+        return super().visit_Kernel(kernel) if ordered else kernel
+
+    def visit_Role(self, role: Role) -> Stmt:
+        """Visit the loops of a role that the compiler made, not of a role of the author."""
+        self.inside = not role.by_hand
+        new = super().visit_Role(role)
+        self.inside = False
+        return new
+
+    def visit_If(self, node: If) -> Stmt:
+        """Look only into branches that all lanes of a warp take."""
+        test = node.condition
+        number = test.a if isinstance(test, Binary) and test.op == "==" and isinstance(test.b, Const) else test
+        if not isinstance(number, Binary) or number.op != "//" or number.a is not self.thread:
+            return node
+        whole = isinstance(number.b, Const) and int(number.b.value) % WARP == 0
+        return super().visit_If(node) if whole else node
+
+    def visit_For(self, loop: For) -> Stmt:
+        """Rewrite an outermost loop."""
+        counts = loop.kind is LoopKind.SERIAL and len(loop.vars) == 1 and loop.step == 1 and is_zero(loop.starts[0])
+        if not self.inside or not counts or self.thread is None or not self._is_same(loop.stops[0], IdMap()):
+            return loop
+        return _by_lanes(loop, self.thread, self._pure_lets(loop.body.stmts), self.entered(loop))
+
+    def _pure_lets(self, stmts: Iterable[Stmt]) -> IdMap[Var, Let]:
+        """Return the names at the start of a loop whose values are the same in all lanes of a warp."""
+        found: IdMap[Var, Let] = IdMap()
+        for let in takewhile(lambda one: isinstance(one, Let), stmts):
+            assert isinstance(let, Let)
+            if self._is_same(let.value, found):
+                found[let.var] = let
+        return found
+
+    def _is_same(self, value: Expr, found: IdMap[Var, Let]) -> bool:
+        """Return whether all lanes surely compute one value: from sizes, the block, iterations and such names."""
+        wide = self.values(value)
+        names = (var for var in find(wide, Var) if var.role in ("thread", "let"))
+        return not contains(wide, Load, Call, Address) and all(var in found for var in names)
+
+
+def _by_lanes(loop: For, thread: Var, pure: IdMap[Var, Let], ranges: Ranges) -> Stmt:
+    """Build the loop whose lanes divide for each other; return the same loop if that saves nothing.
+
+    `pure` are the names at its start that all lanes compute alike.
+    """
+    iteration = loop.vars[0]
+    divided, deepest = _divided(iteration, pure)
+    rest = [one for one in loop.body.stmts if not (isinstance(one, Let) and one.var in pure)]
+    used = IdSet(x for one in rest for x in symbols(one))
+    shared = [let for let in pure.values() if let.var in divided and let.var in used]
+    if deepest < LEAST or not shared or any(let.var.type != int32 for let in shared):
+        return loop
+    kept = _before((let for let in pure.values() if let.var not in divided and let.var in used), pure)
+    chain = _before(shared, pure)
+    # At least 0, as the compiler divides what may be negative twice: once for the quotient, once for the rest.
+    own = binary("max", binary("min", iteration + thread % WARP, loop.stops[0] - 1), ZERO)
+    copies = Instance(IdMap([(iteration, own)]), IdMap(), fresh=True)
+    made = [copies(let) for let in pure.values() if let.var in chain]
+    values = IdMap((let.var, Buffer(let.var.name, (), int32, "var")) for let in shared)
+    stores = [Store(buffer, (), copies(var)) for var, buffer in values.items()]
+    body: list[Stmt] = [If(binary("==", iteration % WARP, ZERO), Block((*made, *stores)), Block(()))]
+    for one in loop.body.stmts:
+        if isinstance(one, Let) and one.var in values:
+            value = _within(shuffle(Load(values[one.var], ()), iteration % WARP), ranges.interval(one.value))
+            body.append(Let(one.var, value, span=one.span))
+        elif not isinstance(one, Let) or one.var not in pure or one.var in kept:
+            body.append(one)
+        ranges = ranges.define(one.var, one.value) if isinstance(one, Let) else ranges
+    allocs = (Alloc(buffer, ZERO, span=loop.span) for buffer in values.values())
+    return Block((*allocs, replace(loop, body=Block(tuple(body)))))
+
+
+def _within(value: Expr, known: Interval) -> Expr:
+    """Clamp a value to its range, which later passes would not know of a value of another lane."""
+    if range_of(int32).low < known.low:
+        value = binary("max", value, const(int(known.low), int32))
+    return binary("min", value, const(int(known.high), int32)) if known.high < range_of(int32).high else value
+
+
+def _divided(iteration: Var, pure: IdMap[Var, Let]) -> tuple[IdSet[Var], int]:
+    """Return the names behind divisions, by no constants, that change with the iteration, and the longest such chain.
+
+    A chain is of divisions one after the other. Those that do not change count, as registers do not keep them.
+    """
+    changing, found, depths = IdSet([iteration]), IdSet[Var](), IdMap[Var, int]()
+    for let in pure.values():
+        depths[let.var] = _depth(let.value, depths)
+        if changing.any_in(let.value):
+            changing.add(let.var)
+            if depths[let.var]:
+                found.add(let.var)
+    return found, max((depths[var] for var in found), default=0)
+
+
+def _depth(value: Expr, known: IdMap[Var, int]) -> int:
+    """Count the divisions one after the other in a value, those behind its names among them."""
+    if isinstance(value, Var):
+        return known.get(value, 0)
+    below = max((_depth(x, known) for x in children(value) if isinstance(x, Expr)), default=0)
+    divides = isinstance(value, Binary) and value.op in ("//", "%") and not isinstance(value.b, Const)
+    return below + divides
+
+
+def _before(wanted: Iterable[Let], pure: IdMap[Var, Let]) -> IdSet[Var]:
+    """Return the names that some values are computed from, and these themselves."""
+    found = IdSet(let.var for let in wanted)
+    for let in reversed(list(pure.values())):
+        if let.var in found:
+            found |= IdSet(symbols(let.value))
+    return found
