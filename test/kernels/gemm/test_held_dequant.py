@@ -76,3 +76,15 @@ def test_tilings_by_shape(problems):
         assert other is None
     assert tiling(8192, 8192, scheme="uint4 with zeros") is None
     assert tiling(8192, 8192, scheme="int4 of 256 columns") == (2, 512)
+
+
+@pytest.mark.parametrize("engine", ["text"], indirect=True)
+def test_groups_of_different_sizes(engine, problems, check):
+    """Groups share a row's power of two. Small ones keep their digits, so that large scales may make them count."""
+    scheme, groups = SCHEMES["uint4"], 8
+    args = product(problems, scheme, 1 + problems.size(30), groups * scheme.group, 1, 8)
+    sizes = torch.tensor([2.0 ** -problems.pick(0, 4, 8, 16, 20) for _ in range(groups)])
+    a = (args.a.view(8, groups, -1) * sizes[:, None]).view(8, -1).to(scheme.a)
+    args = args._replace(a=a, scales=[(s / sizes).to(s.dtype) for s in args.scales])
+    out = run(args, Config(8, 32, scheme.group, 128, 2, 1, blocks=2), 2)
+    check(out, exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue), f"{sizes}", scheme.a)
