@@ -352,9 +352,12 @@ def _large_products() -> Iterator[Case]:
             yield Case(f"dequant_gemm {name} large {m}", call)
             call = _dequant_gemm(dtype, m, 14336, torch.uint8, 4, 128, False, 2)
             yield Case(f"dequant_gemm {name} gated {m}", call)
-        for m, words in ((32, torch.int8), (64, torch.int8), (64, torch.uint8)):
+        for m, words in ((6, torch.int8), (32, torch.int8), (64, torch.int8), (64, torch.uint8)):
             call = _dequant_gemm(dtype, m, 28672, words, 4, 128, False)
-            yield Case(f"dequant_gemm {name} {m} rows, four warpgroups, {words}", call)
+            yield Case(f"dequant_gemm {name} {m} rows, many columns, {words}", call)
+        for m in (16, 48, 64):
+            call = _dequant_gemm(dtype, m, 22016, torch.int8, 4, 128, False)
+            yield Case(f"dequant_gemm {name} {m} rows, three warpgroups", call)
         for products in (1, 2):
             call = _dequant_gemm(dtype, 1, 6144, torch.uint8, 4, 128, False, products, norm=True)
             yield Case(f"dequant_gemm {name} norm in front {products}", call)

@@ -64,7 +64,7 @@ _WIDTHS = Source("scaled_gemm", _H200, "2026-11-30", "h200_tile_widths_2026-11-3
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
 _MANY_ROWS = Source("dequant", _H200, "2026-11-30", "h200_widths_of_many_rows_2026-11-30.txt")
-_FOUR = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_by_wgmma_2026-11-30.txt")
+_TIMED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_tiles_of_few_rows_2026-11-30.txt")
 _LONG = Source('dequant --only "int4,nf4"', _H200, "2026-11-27", "h200_planes_2_2026-11-27.txt")
 _WIDE = Source("attention --rivals cuDNN", _H200, "2026-11-21", "h200_hopper_2026-11-21.txt")
 _SHORT = Source('attention --only "s512,s197,s1024" --rivals cuDNN', _H200, "2026-11-23", "h200_blocks_2026-11-23.txt")
@@ -132,10 +132,9 @@ RULES = (
     # Two blocks of 64 rows of weights on a multiprocessor, in steps of 512 columns, for few rows of a.
     Rule("dequant.two_blocks", "has_wgmma", (("coded", "==", 1), ("rows", "<=", 16), ("group", ">=", 64),
          ("k", ">=", 8192), ("tiles_per_sm", ">=", 3 / 5), ("products", "==", 1)), True, _COPIED),
-    # One wave of four warpgroups in place of two waves of two, for integers whose groups hold a step. Zeros spill.
-    Rule("dequant.four_warpgroups", "has_wgmma", (("rows", ">=", 32), ("tiles_per_sm", ">=", 1.6),
-         ("tiles_per_sm", "<=", 2), ("group", ">=", 128), ("bits", "==", 4), ("coded", "==", 0), ("products", "==", 1),
-         ("zeros", "==", 0), ("grouped", "==", 0)), True, _FOUR),
+    # Tiles of up to 96 rows whose times are known, for integers whose groups hold a step.
+    Rule("dequant.timed_tiles", "has_wgmma", (("group", "multiple of", 128), ("group", ">", 0), ("bits", "==", 4),
+         ("coded", "==", 0)), True, _TIMED),
     # Two blocks that load a tile of a once, for tiles of many rows.
     Rule("dequant.pairs", "has_wgmma", (("rows", ">", 128),), True, _MANY_ROWS),
     # Slices of K in the places of rows, for few rows of a.

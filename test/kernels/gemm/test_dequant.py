@@ -269,7 +269,7 @@ def test_many_tiles_share_rows(problems):
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
 @pytest.mark.parametrize("scheme", ["uint4 of large groups", "nf4"])
-@pytest.mark.parametrize("eighths", WIDTHS[1:-1])
+@pytest.mark.parametrize("eighths", [*WIDTHS[1:-1], 3])
 def test_widths_of_tiles(eighths, scheme, engine, problems, check):
     """Tiles of many rows have any width of a list, alone and in pairs. The last ones are cut off."""
     scheme, products = SCHEMES[scheme], problems.pick(1, 2)
@@ -444,31 +444,44 @@ def test_few_rows_fill_the_machine():
     assert config_for(replace(LARGE, m=FEW_ROWS), H200).block_m == FEW_ROWS
 
 
-def test_four_warpgroups_where_two_would_take_two_waves():
-    few = replace(LARGE, m=64, n=28672, k=4096)
-    for given in (few, replace(few, m=20), replace(few, group=256)):
-        chosen = config_for(given, H200)
-        assert (chosen.block_n, chosen.threads, chosen.block_k, chosen.splits) == (256, 512, 128, 1)
+def test_tiles_by_the_time_of_their_waves():
+    """Tiles of few rows have 64, 128, 192 or 256 rows of weights, whichever take the shortest waves, and any 8 rows."""
+
+    def tile(n, k=4096, m=64, **changes):
+        chosen = config_for(replace(LARGE, m=m, n=n, k=k, **changes), H200)
+        assert chosen.threads == 2 * chosen.block_n and chosen.stages >= 2
+        return chosen.block_m, chosen.block_n
+
+    assert tile(28672) == (64, 256) and tile(28672, m=20) == (24, 256) and tile(28672, group=256) == (64, 256)
+    assert tile(22016) == (64, 192) and tile(18944, 3584, m=16) == (16, 192) and tile(28672, m=9) == (16, 256)
+    assert tile(16384, 16384, m=40) == (40, 128) and tile(11008, m=96) == (96, 128) and tile(40960) == (64, 128)
+    assert tile(8192, 8192) == (64, 64) and tile(8192, 8192, m=72) == (72, 64) and tile(6144, m=33) == (40, 64)
+    assert tile(8192, 8192, m=16) == (16, 128) and tile(4096, 14336, m=16) == (16, 128)
+    for n, k, m, splits, cluster in ((8192, 8192, 16, 2, True), (8192, 8192, 32, 2, True), (4096, 14336, 32, 4, False)):
+        short = config_for(replace(LARGE, m=m, n=n, k=k), H200)
+        assert (short.splits, short.cluster) == (splits, cluster), (n, k, m)
+    few = replace(LARGE, m=60, n=28672, k=4096)
     for other in (
-        replace(few, n=16384), replace(few, n=40960), replace(few, m=16), replace(few, group=64), replace(few, bits=8),
-        replace(few, coded=True), replace(few, products=2), replace(few, aligned=False), replace(few, zeros=True),
-        replace(few, grouped=True),
+        replace(few, group=64), replace(few, bits=8), replace(few, coded=True), replace(few, products=2),
+        replace(few, aligned=False), replace(few, zeros=True), replace(few, grouped=True),
     ):  # fmt: skip
-        assert config_for(other, H200).threads < 512
-    assert config_for(few, GPUS[0]).threads < 512
+        assert config_for(other, H200).threads < 512 and config_for(other, H200).block_m in (32, 64)
+    assert config_for(few, GPUS[0]).threads < 512 and config_for(replace(few, m=97), H200).block_m == 128
 
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
 @pytest.mark.parametrize("scheme", ["uint4 of large groups", "int4 in float16"])
-def test_four_warpgroups(scheme, engine, problems, check):
-    """A tile of 256 rows of weights, of which the last ones are missing, in steps of a group."""
+@pytest.mark.parametrize("warpgroups", [1, 2, 3, 4])
+def test_tiles_of_few_rows(warpgroups, scheme, engine, problems, check):
+    """Tiles have 64 rows of weights for each warpgroup, of which the last ones are missing, and any 8 rows of a."""
     scheme = UNROLLED[scheme][1] if scheme in UNROLLED else SCHEMES[scheme]
-    m, n, k = problems.size(32), 200 + problems.size(50), 128 * problems.pick(1, 8)
+    rows = problems.pick(24, 32, 40, 48, 56)
+    m, n, k = rows - problems.size(7), 64 * warpgroups - problems.size(50), 128 * problems.pick(2, 8)
     args = arguments(problems, scheme, m, n, k)
     args = (args[0].contiguous(), *args[1:])
-    config = Config(32, 256, 128, 512, 2)
+    config = Config(rows, 64 * warpgroups, problems.pick(128, 256), 128 * warpgroups, 2)
     got = dequant_gemm(*args, [], "", "", F32, scheme.format, config=config)
-    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}", scheme.a)
+    check(got, exact(*args, [], "", "", format=scheme.format), f"{m}x{n}x{k}, {config}", scheme.a)
 
 
 def test_many_rows_use_two_warpgroups_on_hopper_only():
@@ -477,5 +490,11 @@ def test_many_rows_use_two_warpgroups_on_hopper_only():
     assert config_for(replace(many, products=2), H200).block_m <= 128
     widths = {m: config_for(replace(LARGE, m=m), H200).block_m for m in (200, 300, 320, 384, 500, 1024)}
     assert widths == {200: 224, 300: 160, 320: 160, 384: 192, 500: 256, 1024: 256}
+    short = replace(LARGE, n=5120, k=5120)
+    for given, block_m, block_k in ((short, 96, 256), (replace(short, coded=True, group=64), 96, 128)):
+        chosen = config_for(replace(given, m=200), H200)
+        assert (chosen.block_m, chosen.block_k) == (block_m, block_k)
+    assert config_for(replace(short, m=200, group=64), H200).block_m == 128
+    assert config_for(replace(LARGE, m=264, n=11008, k=4608), H200).block_m == 96
     for other in (config_for(many, GPUS[0]), config_for(replace(many, aligned=False), H200)):
         assert other.threads == 128 and other.block_m == 64

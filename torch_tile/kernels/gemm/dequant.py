@@ -22,12 +22,13 @@ from torch_tile.kernels.common import (
     entry_function,
     machine_of,
     power_of_two,
+    round_up,
     typical,
     vector_of,
     view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import cut_dequant, gemm, row_dequant, spec as gemm_spec
+from torch_tile.kernels.gemm import cut_dequant, gemm, held_dequant, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -471,7 +472,7 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
-    for kernel in (cut_dequant, row_dequant) if config is None else ():
+    for kernel in (cut_dequant, held_dequant, row_dequant) if config is None else ():
         found = kernel.config_for(problem, spec, machine) if kernel.fits(spec, problem, machine) else None
         if found is not None:
             kernel.run(spec, tensors, out, found, machine)
@@ -591,7 +592,12 @@ LEAST_SHARE, LONG_SHARE, LONGEST_SHARE = 512, 2048, 4096  # columns that a block
 MOST_SUMS_ON_GPUS = 128  # of a thread
 MOST_PRODUCTS = 4  # of many rows, where widened weights take registers, too
 WIDTHS = 8, 7, 6, 5, 4  # of tiles of many rows, in eighths of the widest
+NARROW, NARROW_LOSS = 96, 14  # rows of a tile whose products run beside no widening, and as many rows what it costs
 WIDENING = 72  # rows of a that are multiplied in the time in which a tile's weights are loaded, widened and stored
+MOST_TIMED = 96  # rows of a whose tiles were timed with 64, 128, 192 and 256 rows of weights
+WIDTH_TIMES = {64: 2.0, 128: 3.0, 192: 4.5, 256: 5.7}  # of such tiles, in units of the next two
+WHOLE_SPAN = 8  # groups of a row whose 16-bit scales come at once
+STEP_TIME, STEP_TIME_OF_ROW = 4.6, 0.025  # microseconds of a unit for 4096 columns, and more for each row of a
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -622,6 +628,8 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     if problem.dtype.itemsize > 2:  # exact: no tensor core for float32, one of its own shape for float64
         return Config(32, 64, 32, 128, 2)
     products = power_of_two(problem.products)  # among which rows and columns are shared out
+    if (found := _by_time_of_tiles(problem, machine)) is not None:
+        return found
     if problem.m <= FEW_ROWS // products:
         return _few_rows_config(problem, machine)
     if products > MOST_PRODUCTS:
@@ -630,8 +638,10 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
         return Config(64 // products, 128, 64, 128, 3)
     wide = 256 // products
     columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
-    widths = WIDTHS if problem.products == 1 and not problem.grouped else (WIDTHS[0], WIDTHS[-1])
-    tilings = [Config(wide * eighths // 8, 128, columns, 256) for eighths in widths]
+    single, timed = problem.products == 1 and not problem.grouped, _has_timed_tiles(problem, machine)
+    tilings = [Config(wide * eighths // 8, 128, columns, 256) for eighths in (WIDTHS if single else (8, 4))]
+    if single and (problem.coded or timed):
+        tilings.append(Config(NARROW, 128, 2 * columns if timed else columns, 256))
     best = min(tilings, key=lambda c: _relative_time(c, problem, machine))
     return replace(_in_pairs(best, problem, machine), stages=4)
 
@@ -662,12 +672,6 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
         products=problem.products,
     ):  # fmt: skip
         return Config(block_m, 64, _columns(MOST_COLUMNS, problem), 128, 2, resident=2)
-    if problem.aligned and verdict(
-        "dequant.four_warpgroups", machine.target, False,
-        rows=block_m, tiles_per_sm=tiles, group=problem.group, bits=problem.bits, coded=problem.coded,
-        products=problem.products, zeros=problem.zeros, grouped=problem.grouped,
-    ):  # fmt: skip
-        return Config(block_m, 256, _columns(MANY_COLUMNS, problem), 512, 4)
     wide = block_m <= 16 or verdict(
         "dequant.wide_steps", machine.target, False,
         group=problem.group, bits=problem.bits, coded=problem.coded, products=problem.products,
@@ -683,6 +687,54 @@ def _few_rows_config(problem: Problem, machine: Machine) -> Config:
     count = -(-problem.n // block_n)
     splits = min(resident * machine.num_sms // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
+
+
+def _by_time_of_tiles(problem: Problem, machine: Machine) -> Config | None:
+    """Choose the tiling of up to 96 rows by the time of its tiles. None for weights whose tiles were not timed.
+
+    A tile has 64 rows of weights for each warpgroup. Blocks share a sum over K where there are few tiles.
+    """
+    if not 8 < problem.m <= MOST_TIMED or not _has_timed_tiles(problem, machine):
+        return None
+    rows = round_up(problem.m, 8)
+    tilings = [tiling for tiling in _timed_tilings(rows, problem, machine) if _stages(tiling, problem, machine) > 1]
+    best = min(tilings, key=lambda c: _time_of_tiles(c, problem, machine))
+    if rows <= 16 and (best.block_n < 128 or (best.block_n == 128 and best.splits == 1)):
+        return None  # steps of 512 columns, or clusters of smaller tiles, are faster
+    return best
+
+
+def _has_timed_tiles(problem: Problem, machine: Machine) -> bool:
+    """Return whether tiles of such weights were timed."""
+    if not problem.aligned or problem.products > 1 or problem.grouped or problem.zeros:
+        return False
+    kind = {"group": problem.group, "bits": problem.bits, "coded": problem.coded}
+    return bool(verdict("dequant.timed_tiles", machine.target, False, **kind))
+
+
+def _timed_tilings(rows: int, problem: Problem, machine: Machine) -> list[Config]:
+    """Return the tilings of few rows that were timed. More warpgroups leave each thread fewer registers."""
+    few, whole = rows <= 16, 128 if rows > 64 else 256
+    tilings = [Config(rows, 64, whole, 128, 6 if rows <= 64 else 5), Config(rows, 128, 256, 256, 4)]
+    if rows <= 64:
+        tilings.append(Config(rows, 192, 256, 384, 3) if rows <= 48 else Config(rows, 192, 128, 384, 5))
+        tilings.append(Config(rows, 256, 256, 512, 3) if few else Config(rows, 256, 128, 512, 6 if rows <= 40 else 4))
+    tiles = -(-problem.n // 128)
+    fills = 10 * tiles >= 4 * machine.num_sms or not few
+    if 2 * tiles <= machine.num_sms and fills and problem.k % (2 * WHOLE_SPAN * problem.group) == 0:
+        tilings.append(replace(tilings[1], splits=2, cluster=True))
+    if not few and (splits := min(machine.num_sms // tiles, problem.k // 1024)) > 1:
+        tilings.append(replace(tilings[1], splits=splits, stages=3))
+    return tilings
+
+
+def _time_of_tiles(config: Config, problem: Problem, machine: Machine) -> float:
+    """Estimate the microseconds of all waves and of joining sums."""
+    tiles = -(-problem.n // config.block_n) * config.splits
+    waves, step = -(-tiles // machine.num_sms), STEP_TIME + config.block_m * STEP_TIME_OF_ROW
+    first, of_row = (0.0, 0.16) if config.cluster else (3.1, 0.1) if config.splits > 1 else (0.0, 0.0)
+    joining = first + of_row * config.block_m
+    return waves * WIDTH_TIMES[config.block_n] * step * problem.k / (4096 * config.splits) + joining
 
 
 def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | None:
@@ -760,4 +812,5 @@ def footprint(
 def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
     """Estimate the relative time of all tiles: waves times the rows of a, and what each tile takes besides."""
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    return -(-tiles // machine.num_sms) * (config.block_m + WIDENING)
+    loss = NARROW_LOSS if config.block_m == NARROW else 0
+    return -(-tiles // machine.num_sms) * (config.block_m + WIDENING + loss)

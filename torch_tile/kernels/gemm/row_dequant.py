@@ -358,11 +358,16 @@ def own_slices(product: Any, slices: int) -> Any:
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether this kernel can compute a product: of few rows by int32 words whose groups have a scale each."""
+    most = 1 if spec.norm else 2 if spec.storage.coded else max(SLICES_OF)
+    return has_whole_groups(spec, problem, machine) and problem.m <= most
+
+
+def has_whole_groups(spec: Spec, problem: Problem, machine: Machine) -> bool:
+    """Return whether lanes can take whole words of groups with a scale each, and whether the sizes are known."""
     storage = spec.storage
     return (
         not isinstance(problem.m, torch.SymInt)  # another call may have more rows
         and not isinstance(problem.k, torch.SymInt)
-        and problem.m <= (1 if spec.norm else 2 if storage.coded else max(SLICES_OF))
         and machine.is_gpu
         and problem.aligned
         and storage.words == torch.int32
