@@ -9,6 +9,19 @@ TILE_DEVICE void barrier() { __syncthreads(); }      // all threads of the block
 TILE_DEVICE void warp_barrier() { __syncwarp(); }    // the 32 threads of a warp
 TILE_DEVICE void lanes_barrier() { __syncwarp(__activemask()); }  // those of them that come here together
 
+// Whether this lane is the one of its warp that goes on. The chip chooses it (elect.sync), so the assembler knows that it
+// is alone, and starts its bulk copies without a loop over lanes. Nothing may depend on which lane it is.
+TILE_DEVICE bool one_lane(bool) {
+  unsigned chosen;
+  asm volatile(
+      "{\n"
+      ".reg .pred alone;\n"
+      "elect.sync _|alone, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, alone;\n"
+      "}" : "=r"(chosen));
+  return chosen;
+}
+
 // `threads` threads of the block, whole warps, at barrier `number`; 0 is that of `barrier`.
 template <int number, int threads> TILE_DEVICE void named_barrier() {
   static_assert(number > 0 && number < 16 && threads % 32 == 0, "barriers 1 to 15 are met by whole warps");

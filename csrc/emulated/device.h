@@ -102,6 +102,7 @@ template <int N> inline int wrapped(int x) { return x < N ? x : x - N; }
 inline void barrier() { emulated::meet(0, 0, true); }
 inline void warp_barrier() { emulated::meet_warp("warp_barrier"); }
 inline void lanes_barrier() { emulated::gather_lanes(); }
+inline bool one_lane(bool first) { return first; }
 template <int number, int threads> inline void named_barrier() { emulated::meet(number, threads, true); }
 template <int number, int threads> inline void named_barrier_arrive() { emulated::meet(number, threads, false); }
 inline int warpgroup_of_thread() { return threadIdx.x / 128; }

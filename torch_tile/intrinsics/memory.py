@@ -58,6 +58,14 @@ def lanes_barrier() -> Do:
     return effect("lanes_barrier")
 
 
+def one_lane(first: Expr) -> Expr:
+    """Return a condition that holds for one lane of a warp, as `first` does for the warp's first one.
+
+    On a GPU the chip chooses the lane, so that the assembler knows that it is alone.
+    """
+    return Call("one_lane", (first,), dt.bool_)
+
+
 # Copies.
 
 
@@ -286,6 +294,7 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
 
 _gpu("barrier", 0, "sync.h", convergent="block", sync=Sync.BARRIER, scope=Scope.BLOCK, idle=True)
 _gpu("warp_barrier", 0, "sync.h", convergent="warp", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
+_gpu("one_lane", 1, "sync.h", arch=HOPPER, convergent="warp", meaning=lambda first, options: first)
 _gpu("lanes_barrier", 0, "sync.h", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
 _gpu(
     "vector_copy", 2, "memory.h", effects=_vector_copy,

@@ -61,6 +61,7 @@ _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100
 _FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
 _WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11-28.txt")
 _WIDTHS = Source("scaled_gemm", _H200, "2026-11-30", "h200_tile_widths_2026-11-30.txt")
+_LANE = Source("scaled_gemm", _H200, "2026-11-30", "h200_float8_one_lane_2026-11-30.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
 _MANY_ROWS = Source("dequant", _H200, "2026-11-30", "h200_widths_of_many_rows_2026-11-30.txt")
@@ -141,7 +142,7 @@ RULES = (
     Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
     # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
-         0.448, _WIDTHS),
+         0.435, _LANE),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 0)),
          0.406, _FLOAT8),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 1)),
@@ -167,9 +168,11 @@ RULES = (
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 96), ("runs", "==", 1)),
          0.52, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 1)),
-         0.48, _WIDTHS),
+         0.42, _LANE),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 0)),
          0.325, _FLOAT8),
+    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 72), ("runs", "==", 1)),
+         0.41, _LANE),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 72), ("runs", "==", 0)),
          0.315, _WIDTHS),
     Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 144), ("runs", "==", 1)),

@@ -23,6 +23,7 @@ from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops
 from torch_tile.lowering.cpu.peel_tails import peel_tails
 from torch_tile.lowering.hopper.async_wgmma import DOUBLED, async_wgmma, resolve_ping_pong
 from torch_tile.lowering.hopper.choose_wgmma import choose_wgmma
+from torch_tile.lowering.hopper.elect_producers import elect_producers
 from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.resolve_own_rows import OWN, resolve_own_rows
@@ -106,6 +107,7 @@ def cuda_passes(
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
         (share_divisions, Stage.THREAD),  # lanes of persistent roles find the places of tiles for each other
         (flatten, Stage.FLAT),  # one linear index per access
+        (bound(elect_producers), Stage.FLAT),  # one lane of a warp runs what only waits and starts bulk copies
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations
     )
 

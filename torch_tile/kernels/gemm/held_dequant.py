@@ -20,7 +20,7 @@ from torch_tile.hardware import WARP
 from torch_tile.kernels.common import Machine, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import row_dequant
-from torch_tile.kernels.gemm.cut_dequant import in_runs, widen
+from torch_tile.kernels.gemm.cut_dequant import widen, with_runs_of_factors
 from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.row_dequant import (
@@ -377,7 +377,7 @@ def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: 
     """Launch the product of few rows and the other operands of `dequant.prepare` into `out`."""
     a, *operands = tensors
     groups = a.unflatten(1, (-1, spec.storage.group))
-    spec, chunks = in_runs(spec, operands), chunks_of(config, groups.shape[1])
+    spec, chunks = with_runs_of_factors(spec, operands), chunks_of(config, groups.shape[1])
     if config.splits == 1:
         machine.kernel(held_dequant_matmul)(config, spec, chunks)(groups, *operands, out)
         return

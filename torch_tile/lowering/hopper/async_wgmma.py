@@ -217,22 +217,28 @@ class _Async(Rewriter):
             """Return the statements that start the product of an iteration."""
             return _clone_all(at(iteration, sums), _started(parts.start))
 
-        def finish(iteration: Expr, sums: Buffer, pending: int) -> list[Stmt]:
-            """Return statements that wait for the product of an iteration, and use it; `pending` may stay in flight."""
-            here = at(iteration, sums)
-            wait = wgmma_wait(pending), WgmmaResults(product.C, span=product.span)
-            return _clone_all(here, (*parts.before, *wait, *parts.after))
+        def used(iteration: Expr, sums: Buffer, pending: int) -> tuple[list[Stmt], list[Stmt]]:
+            """Return the arithmetic in front of an iteration's product, and that behind the wait for it.
 
+            `pending` products may stay in flight.
+            """
+            here, wait = at(iteration, sums), (wgmma_wait(pending), WgmmaResults(product.C, span=product.span))
+            return _clone_all(here, parts.before), _clone_all(here, (*wait, *parts.after))
+
+        # What an iteration reads comes in front of the wait for the next one's tiles. Behind it, reads of shared memory
+        # would stand between the parts of a product.
+        body: list[Stmt] = []
+        for n, (sums, others) in enumerate(((one, two), (two, one))):
+            before, after = used(pair * 2 + n if n else pair * 2, sums, 1)
+            body += [*before, *start(pair * 2 + (n + 1), others), *after]
         pairs = simplify(binary("//", stop - 1, const(2, int32)))
-        body = [
-            *start(pair * 2 + 1, two), *finish(pair * 2, one, 1),
-            *start(pair * 2 + 2, one), *finish(pair * 2 + 1, two, 1),
-        ]  # fmt: skip
         main = replace(loop, vars=(pair,), stops=(pairs,), body=Block(tuple(body)))
         last = simplify(stop - 1)
-        even = [*start(last, two), *finish(stop - 2, one, 1), *finish(last, two, 0)]
+        before, after = used(stop - 2, one, 1)
+        ends, odds = used(last, two, 0), used(last, one, 0)
+        even = [*before, *start(last, two), *after, *ends[0], *ends[1]]
         odd = simplify(binary("%", stop, const(2, int32)))
-        end = _either(binary("==", odd, ZERO), even, finish(last, one, 0))
+        end = _either(binary("==", odd, ZERO), even, [*odds[0], *odds[1]])
         self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
         inside = [s for s in loop.body.stmts if _allocates(s, one)]
         return Block((*inside, Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))

@@ -63,12 +63,12 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
 
 
 def _is_near(fragment: Buffer, nest: Nest, spread: Layout, ctx: ThreadContext) -> bool:
-    """Return whether every warp holds all elements of a fragment, which are few, and a nest reads them as registers."""
+    """Return whether lanes of all warps hold the same elements of a fragment, few and all of them, as registers."""
     layout, shape = fragment.layout, fragment.static_shape
     if layout is None or shape is None or math.prod(shape) > FETCHED or ctx.parted or ctx.count % WARP:
         return False
     dims, whole = all_dims(nest, spread), replicated(shape, ctx.count)
-    within = all(d.stride * d.size <= WARP for dim in layout.canonical.dims for d in dim if d.axis == "t")
+    within = all(WARP % (d.stride * d.size) == 0 for dim in layout.canonical.dims for d in dim if d.axis == "t")
     reads = (use.map for use in nest.fragments if use.buffer is fragment)
     return within and layout.canonical.extent("t") == ctx.count and all(fits(one, dims, whole) for one in reads)
 
