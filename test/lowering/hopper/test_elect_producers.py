@@ -24,7 +24,7 @@ H, F = T.float16, T.float32
 
 
 def product(warpgroups=1, tiles=1, cluster=1, rows=64, scaled=True):
-    """A product of 16-bit matrices, by blocks that make some tiles one after the other; a third tile may be added."""
+    """A product of 16-bit matrices, by blocks that make some tiles one after the other; its parts may be scaled."""
 
     @T.prim_func
     def kernel(A: T.Tensor((rows * warpgroups, 256), H), B: T.Tensor((256, 64 * 2 * tiles), H), D: T.Tensor((4, 64), F),
@@ -34,15 +34,16 @@ def product(warpgroups=1, tiles=1, cluster=1, rows=64, scaled=True):
                 column = (bx * tiles + tile) * 64
                 a, b = T.alloc_shared((rows * warpgroups, 64), H), T.alloc_shared((64, 64), H)
                 c, part = (T.alloc_fragment((rows * warpgroups, 64), F) for _ in range(2))
-                d, own = T.alloc_shared((64,), F), T.alloc_fragment((64,), F)
+                d, e, own = T.alloc_shared((64,), F), T.alloc_shared((64,), F), T.alloc_fragment((64,), F)
                 T.clear(c)
                 for ko in T.Pipelined(4, num_stages=3):
                     T.copy(A[0, ko * 64], a)
                     T.copy(B[ko * 64, column], b)
                     if scaled:
                         T.copy(D[ko, 0], d)
+                        T.copy(D[3 - ko, 0], e)
                         for j in T.Parallel(64):
-                            own[j] = d[j]
+                            own[j] = d[j] * e[j]
                     T.gemm(a, b, part, clear_accum=True)
                     for i, j in T.Parallel(rows * warpgroups, 64):
                         c[i, j] += part[i, j] * (own[j] if scaled else 1.0)
@@ -78,7 +79,7 @@ def test_the_lane_copies_waits_and_arrives(warpgroups, tiles):
     compiled = torch_tile.compile(kernel, target=HOPPER)
     a, b, d = torch.randn(64 * warpgroups, 256).half(), torch.randn(256, 128 * tiles).half(), torch.rand(4, 64) + 0.5
     parts = a.double().view(-1, 4, 64).transpose(0, 1) @ b.double().view(4, 64, -1)
-    want = (parts * d.double().repeat(1, 2 * tiles)[:, None]).sum(0)
+    want = (parts * (d * d.flip(0)).double().repeat(1, 2 * tiles)[:, None]).sum(0)
     for run in (compiled.interpret, lambda *given: emulate(compiled, *given)):
         c = torch.full(want.shape, float("nan"))
         run(a, b, d, c)
