@@ -13,7 +13,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.intrinsics.memory import warp_barrier
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Call, binary, const
+from torch_tile.ir.expr import Call, Load, binary, cast, const
 from torch_tile.ir.node import Rewriter, find
 from torch_tile.ir.stmt import Block, If, Program, Role
 from torch_tile.lowering import cuda_passes, lower
@@ -116,6 +116,30 @@ def test_warps_whose_other_lanes_have_work_keep_them(work):
     assert chosen(elect_producers(program, build))
     more: Program = _More(OTHER_WORK[work])(program)
     assert more is not program and elect_producers(more, build) is more
+
+
+def test_copies_whose_places_are_loaded_keep_all_lanes():
+    """A page number is loaded to a lane, so one lane gains no uniform coordinates."""
+    build = Build(Target.of(HOPPER), PassOptions())
+    steps = [step for step in cuda_passes(build) if step[0].__name__ != "elect_producers"]
+    program = lower(product().program, steps)
+    paged: Program = _Paged()(program)
+    assert chosen(elect_producers(program, build))
+    assert paged is not program and elect_producers(paged, build) is paged
+
+
+class _Paged(Rewriter):
+    """Add a number from memory to the last coordinate of each copy."""
+
+    def visit_Program(self, program):
+        (self.pages,) = (p for p in program.params if p.name == "D")
+        return self.children(program)
+
+    def visit_Call(self, call):
+        if call.name != "tma_load":
+            return self.children(call)
+        page = cast(Load(self.pages, tuple(const(0, int32) for _ in self.pages.shape)), int32)
+        return replace(call, args=(*call.args[:-1], binary("+", call.args[-1], page)))
 
 
 class _More(Rewriter):

@@ -16,8 +16,8 @@ from torch_tile.intrinsics.memory import one_lane
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Call, Const, Expr, Var, binary, const
-from torch_tile.ir.node import Rewriter, symbols
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 
@@ -143,8 +143,11 @@ class _Alone:
         return not one.otherwise.stmts and self.elect._threads(one.condition, lanes) == [self.first]
 
     def _asks(self, node: Stmt | Expr) -> bool:
-        """Return whether a node depends on the number of the thread."""
-        return self.elect.thread in symbols(node)
+        """Return whether a node depends on the number of the thread, or on memory, as page numbers do.
+
+        What is loaded never stands in uniform registers, which are all that one lane gains.
+        """
+        return self.elect.thread in symbols(node) or any(load.buffer.scope != "var" for load in find(node, Load))
 
     def _expect(self, so: bool) -> None:
         """Give up unless `so`."""
