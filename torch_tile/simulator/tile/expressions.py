@@ -192,9 +192,6 @@ def _first_outside(index: Value, bad: Value) -> int:
     return int(pair[0][pair[1]][0])
 
 
-# The interface between the interpreter and a tile op's `evaluate`.
-
-
 # Atomic updates that give a value, and atomic loads, in the interpreter of tiles: nothing happens at the same time.
 
 
