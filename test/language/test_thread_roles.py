@@ -322,7 +322,10 @@ def test_what_all_threads_do_in_a_loop_of_roles(target):
 
 
 def handing_over(form, lost=0):
-    """Half of the threads hands numbers to the other half by mbarriers; each thread works by itself."""
+    """Half of the threads hands numbers to the other half by mbarriers; each thread works by itself.
+
+    They never give the first `lost` stages back; with None A says how many.
+    """
 
     @T.macro
     def give(n, a, bx, tx, s, full, free):
@@ -331,10 +334,10 @@ def handing_over(form, lost=0):
         T.mbarrier_arrive(full[n % 2])
 
     @T.macro
-    def take(n, sums, tx, s, full, free):
+    def take(n, sums, tx, s, full, free, fewest):
         T.mbarrier_wait_parity(full[n % 2], n // 2 % 2)
         sums[0] = sums[0] + s[n % 2, 127 - tx]
-        if n >= lost:
+        if n >= fewest:
             T.mbarrier_arrive(free[n % 2])
 
     @T.prim_func
@@ -350,18 +353,18 @@ def handing_over(form, lost=0):
                         give(n, A, bx, tx, s, full, free)
                 else:
                     for n in T.serial(5):
-                        take(n, sums, tx, s, full, free)
+                        take(n, sums, tx, s, full, free, A[0, 0] if lost is None else lost)
             elif form == "two branches":
                 if tx >= 64:
                     for n in T.serial(5):
-                        take(n, sums, tx, s, full, free)
+                        take(n, sums, tx, s, full, free, A[0, 0] if lost is None else lost)
                 if tx < 64:
                     for n in T.serial(5):
                         give(n, A, bx, tx, s, full, free)
             else:
                 for n in T.serial(5):
                     if tx >= 64:
-                        take(n, sums, tx, s, full, free)
+                        take(n, sums, tx, s, full, free, A[0, 0] if lost is None else lost)
                     else:
                         give(n, A, bx, tx, s, full, free)
             T.sync_threads()
@@ -381,8 +384,11 @@ def test_threads_that_work_by_themselves_wait_for_each_other(form, seed):
 
 
 def test_threads_that_wait_for_ever_are_still_found():
-    a, b = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
-    found = torch_tile.compile(handing_over("else", lost=1), target="cuda:sm_90a").interpret(a, b)
+    """By the compiler, and where only data tell by the interpreter."""
+    with pytest.raises(TileError, match="stuck_wait"):
+        torch_tile.compile(handing_over("else", lost=1), target="cuda:sm_90a")
+    a, b = torch.ones(2, 64, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+    found = torch_tile.compile(handing_over("else", lost=None), target="cuda:sm_90a").interpret(a, b)
     assert "deadlock" in found.kinds, found.report()
 
 

@@ -126,7 +126,10 @@ class Handle(NotAValue):
     def __iter__(self) -> Any:
         part = f"{self.name}[i{', 0' * (self.ndim - 1)}]"
         what = "element" if self.ndim == 1 else "row"
-        raise used_as_value(self, f"loop over a size, `for i in T.serial({self.name}.shape[0])`: `{part}` is {what} i")
+        loop = f"loop over a size, `for i in T.serial({self.name}.shape[0])`: `{part}` is {what} i"
+        raise used_as_value(
+            self, f"{loop}; T.Parallel shares iterations among threads, T.reduce_sum and the like fold all"
+        )
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are one buffer. Refuse a comparison with a number: False would drop a branch."""
