@@ -34,13 +34,11 @@ from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import Factor, Problem, Spec, finish
 from torch_tile.kernels.gemm.row_dequant import (
-    BACK,
     FIELDS,
-    IN_PLACE,
-    LIFTED,
-    MOST,
     SLICES,
     excess,
+    lifting_exponent,
+    lowering_power,
     order_of,
     power_of_two as float_of,
     takes_off,
@@ -173,10 +171,10 @@ def load_columns(
         most[0] = T.max(most[0], T.shfl_xor(most[0], lanes))
         if takes_off(spec):
             total[0] = total[0] + T.shfl_xor(total[0], lanes)
-    exponent = T.max(T.min(LIFTED - (T.reinterpret(most[0], "int32") >> 23), MOST), IN_PLACE)
+    exponent = lifting_exponent(most[0])
     if sums is not None and thread % 4 == 0 and parts.unit(thread, 0) == 0:
         sums[row, group] = total[0]
-    lowered = float_of(BACK + (0 if order.coded else IN_PLACE) - exponent)
+    lowered = lowering_power(order, exponent)
     for e in [*range(parts.columns_of_lane)]:
         at = chunk * parts.columns_of_lane + e
         powers[at] = parts.of_sums(lowered, thread, e)
@@ -215,14 +213,21 @@ def widen(spec: Spec, words: Any, table: Any, index: int) -> Any:
 @T.macro
 def multiply(weights: Any, columns: Any, chunk: int) -> Any:
     """Compute the product of a step by tensor cores. The result is four registers of a lane."""
-    steps, total = weights.shape[0] // 8, T.alloc_local((4,), "float32")
+    total = T.alloc_local((4,), "float32")
     T.clear(total)
+    add_product(weights, columns, chunk, total)
+    return total
+
+
+@T.macro
+def add_product(weights: Any, columns: Any, piece: int, total: Any) -> None:
+    """Add the product of weights and of one piece of a lane's columns to its four sums."""
+    steps = weights.shape[0] // 8
     for product in T.unroll(steps):
         T.ptx_mma(
             "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", weights, product * 8, columns,
-            (chunk * steps + product) * 4, total, 0,
+            (piece * steps + product) * 4, total, 0,
         )  # fmt: skip
-    return total
 
 
 @T.macro

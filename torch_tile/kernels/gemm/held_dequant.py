@@ -20,16 +20,15 @@ from torch_tile.hardware import WARP
 from torch_tile.kernels.common import Machine, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm import row_dequant
-from torch_tile.kernels.gemm.cut_dequant import widen, with_runs_of_factors
+from torch_tile.kernels.gemm.cut_dequant import add_product, widen, with_runs_of_factors
 from torch_tile.kernels.gemm.formats import TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.row_dequant import (
-    BACK,
     FIELDS,
     IN_PLACE,
-    LIFTED,
-    MOST,
     excess,
+    lifting_exponent,
+    lowering_power,
     order_of,
     power_of_two as float_of,
 )
@@ -118,10 +117,9 @@ def hold(form: Form, spec: Spec, a: Any, columns: Any, less: Any, part: Any, thr
     T.copy(loaded, tile[0:rows, 0:width])
     T.reduce_absmax(loaded, most, dim=1)
     for i in T.Parallel(rows):
-        exponent = LIFTED - (T.reinterpret(T.cast(most[i], "float32"), "int32") >> 23)
-        exponent = T.max(T.min(exponent, MOST), IN_PLACE)
+        exponent = lifting_exponent(T.cast(most[i], "float32"))
         powers[i] = float_of(exponent)
-        back[i] = float_of(BACK + (0 if order.coded else IN_PLACE) - exponent)
+        back[i] = lowering_power(order, exponent)
     for j in [*range(form.columns)]:
         row = j * HALF + lane // 4
         power = powers[row]
@@ -164,17 +162,6 @@ def begin_sums(form: Form, spec: Spec, columns: Any, less: Any, group: Any, lane
 
 
 @T.macro
-def multiply(weights: Any, columns: Any, piece: int, total: Any) -> None:
-    """Add the product of a group and of eight rows of a to a lane's four sums."""
-    steps = weights.shape[0] // 8
-    for product in T.unroll(steps):
-        T.ptx_mma(
-            "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", weights, product * 8, columns,
-            (piece * steps + product) * 4, total, 0,
-        )  # fmt: skip
-
-
-@T.macro
 def add_group(
     form: Form, spec: Spec, matrix: tuple[Any, Any, Any], columns: Any, less: Any, chunk: int, place: tuple[Any, Any],
     sums: Any,
@@ -195,7 +182,7 @@ def add_group(
                 total[s] = own[s % 2]
             else:
                 total[s] = own[s % 2] * -(T.cast(zero.value(zeros[s // 2], zeros.dtype), "float32") + off)
-        multiply(weights, columns, chunk * form.columns + j, total)
+        add_product(weights, columns, chunk * form.columns + j, total)
         for s in [*range(SUMS)]:
             factor = scale.value(scales[s // 2], "float32")
             sums[j * SUMS + s] = total[s] * factor if chunk == 0 else T.fma(total[s], factor, sums[j * SUMS + s])

@@ -95,6 +95,16 @@ def power_of_two(exponent: Any) -> Any:
     return T.float_from_bits(exponent << 23, 0x7FFFFFFF, 0)
 
 
+def lifting_exponent(most: Any) -> Any:
+    """Return the exponent of the factor that lifts numbers of at most `most` in size, as float32 stores it."""
+    return T.max(T.min(LIFTED - (T.reinterpret(most, "int32") >> 23), MOST), IN_PLACE)
+
+
+def lowering_power(order: Order, exponent: Any) -> Any:
+    """Return the factor that takes lifted numbers back, and fields that were multiplied in their place."""
+    return power_of_two(BACK + (0 if order.coded else IN_PLACE) - exponent)
+
+
 def excess(spec: Spec) -> float:
     """Return what is taken off each field as an unsigned number, besides its zero."""
     storage = spec.storage
@@ -158,9 +168,9 @@ def hold(
         T.reduce_sum(wide, found, dim=1)
     for i, g, s in T.Parallel(count, groups // slices, slices):
         own = i * groups + g * slices + s
-        exponent = T.max(T.min(LIFTED - (T.reinterpret(most[own], "int32") >> 23), MOST), IN_PLACE)
+        exponent = lifting_exponent(most[own])
         power[own] = power_of_two(exponent)
-        powers[first + g, i * slices + s] = power_of_two(BACK + (0 if order.coded else IN_PLACE) - exponent)
+        powers[first + g, i * slices + s] = lowering_power(order, exponent)
         if squares is not None:
             squares[first + g, i * slices + s] = of_group[own]
         if sums is not None:
