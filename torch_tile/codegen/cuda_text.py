@@ -81,7 +81,7 @@ class CudaText(Text):
         self.steps[var] = list(self._steps_below(stop))
 
     def _steps_below(self, stop: Expr) -> Iterator[tuple[Expr, float]]:
-        """Yield the divisors of quotients that are at least `stop`, with the most of `i * divisor` for `i <= stop`."""
+        """Yield each divisor `d` of a quotient `x // d` that bounds a loop, and the largest `i * d` for `i <= stop`."""
         if isinstance(stop, Binary) and stop.op == "min":
             yield from self._steps_below(stop.a)
             yield from self._steps_below(stop.b)

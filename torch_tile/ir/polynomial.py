@@ -205,7 +205,7 @@ class Atoms:
         return quotient + self._compound("//", rest, d)
 
     def quotient(self, x: Polynomial, d: Polynomial) -> Polynomial | None:
-        """Return `x / d` for a product `d`; None where it is no polynomial."""
+        """Divide a polynomial by a product of sizes; return None where a rest is left."""
         quotient, rest = self._split_multiples(x, d)
         return None if rest.terms else quotient
 

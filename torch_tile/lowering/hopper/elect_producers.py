@@ -119,7 +119,9 @@ class _Alone:
                 return [replace(one, then=self.block(one.then), otherwise=self.block(one.otherwise))]
             return list(self.block(one.then).stmts)
         if isinstance(one, For):
-            self._expect(one.kind is LoopKind.SERIAL and not any(self._asks(x) for x in (*one.starts, *one.stops)))
+            self._expect(
+                one.kind is LoopKind.SERIAL and not any(self._is_held_by_lanes(x) for x in (*one.starts, *one.stops))
+            )
             return [replace(one, body=self.block(one.body))]
         if isinstance(one, Do):
             found = intrinsic_of(one)
@@ -130,11 +132,11 @@ class _Alone:
                 assert isinstance(one.call, Call)
                 size = one.call.args[1]
                 self.bytes += int(size.value) if isinstance(size, Const) else MOST_BYTES + 1
-            self._expect((copies or known) and not self._asks(one))
+            self._expect((copies or known) and not self._is_held_by_lanes(one))
         elif isinstance(one, Store):
-            self._expect(one.buffer.scope == "var" and not self._asks(one))
+            self._expect(one.buffer.scope == "var" and not self._is_held_by_lanes(one))
         else:
-            self._expect(isinstance(one, Let | Alloc) and not self._asks(one))
+            self._expect(isinstance(one, Let | Alloc) and not self._is_held_by_lanes(one))
         return [one]
 
     def _is_first(self, one: If) -> bool:
@@ -142,10 +144,10 @@ class _Alone:
         lanes = range(self.first, self.first + WARP)
         return not one.otherwise.stmts and self.elect._threads(one.condition, lanes) == [self.first]
 
-    def _asks(self, node: Stmt | Expr) -> bool:
-        """Return whether a node depends on the number of the thread, or on memory, as page numbers do.
+    def _is_held_by_lanes(self, node: Stmt | Expr) -> bool:
+        """Return whether a value stands in registers of lanes: it depends on the thread, or is loaded.
 
-        What is loaded never stands in uniform registers, which are all that one lane gains.
+        Page numbers are loaded. One lane gains by uniform registers alone.
         """
         return self.elect.thread in symbols(node) or any(load.buffer.scope != "var" for load in find(node, Load))
 
