@@ -18,6 +18,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.lowering import cuda_passes, lower
+from torch_tile.lowering.analysis import run_waits
 from torch_tile.lowering.common import check
 from torch_tile.lowering.sync import insert_barriers
 from torch_tile.simulator.interpret import interpret
@@ -81,7 +82,7 @@ def mistaken(draw, mistake, done, turns):
 
 
 def may_hang(done, turns, counts, arrivals):
-    """Whether some order of all parties' steps leaves some of them waiting, by trying all orders."""
+    """Whether some order of all warps' steps leaves some of them waiting, by trying all orders."""
     number = {"3": 3, "5": 5, "T.ceildiv(n, 128)": 6}
     steps = []
     for party, lines in enumerate(done):
@@ -90,42 +91,44 @@ def may_hang(done, turns, counts, arrivals):
         for k in range(number[count] + int(more or 0)):
             for line in lines:
                 what, *given = re.findall(r"(?<=T\.)\w+|\d+", line.replace("k % 2", str(k % 2)))
-                if given:  # barriers of a party alone stop nobody
+                if what == "sync_threads" and not given:
+                    given = [-1 - party, counts[party]]  # the barrier of the party's warps
+                if what != "sync_warp":
                     steps[-1].append((what, *map(int, given)))
-    seen, left = set(), [((0,) * len(done), (None,) * len(done), ())]
+    of = [party for party, count in enumerate(counts) for _ in range(count // 32)]  # the party of each warp
+    seen, left = set(), [(((0, -1),) * len(of), ())]
     while left:
         state = left.pop()
         if state in seen:
             continue
         assert len(seen) < 300_000
         seen.add(state)
-        places, turned, counted = state
+        warps, counted = state
         moved = False
-        for party, at in enumerate(places):
-            if at == len(steps[party]):
+        for warp, (at, turned) in enumerate(warps):
+            if at == len(steps[of[warp]]) or (warp and of[warp] == of[warp - 1] and warps[warp] == warps[warp - 1]):
                 continue
-            what, name, *rest = steps[party][at]
+            what, name, *rest = steps[of[warp]][at]
             place, known = (what.startswith("mbarrier"), name), dict(counted)
             complete, come = known.get(place, (0, 0))
-            next_turn = None
+            next_turn = -1
             if what == "mbarrier_wait_parity":
                 if complete % 2 == rest[0]:
                     continue
-            elif what == "sync_threads" and turned[party] is not None:
-                if complete == turned[party]:
+            elif what == "sync_threads" and turned >= 0:
+                if complete == turned:
                     continue
             else:
                 needed = arrivals[name] if place[0] else rest[0]
-                come += counts[party]
+                come += 32
                 known[place] = complete + come // needed, come % needed
-                next_turn = complete if what == "sync_threads" else None
+                next_turn = complete if what == "sync_threads" else -1
             moved = True
-            went = [*places]
-            went[party] += next_turn is None
-            others = [*turned]
-            others[party] = next_turn
-            left.append((tuple(went), tuple(others), tuple(sorted(known.items()))))
-        if not moved and any(at < len(steps[n]) for n, at in enumerate(places)):
+            went = [*warps]
+            went[warp] = at + (next_turn < 0), next_turn
+            ordered = sorted(zip(of, went, strict=True))  # warps of a party do the same
+            left.append((tuple(each for _, each in ordered), tuple(sorted(known.items()))))
+        if not moved and any(at < len(steps[of[warp]]) for warp, (at, _) in enumerate(warps)):
             return True
     return False
 
@@ -192,6 +195,61 @@ def test_no_barrier_is_placed_that_stops_warps_by_way_of_a_role(size, monkeypatc
     assert not findings_of(program, lower(program, passes))
     monkeypatch.setattr(insert_barriers, "_stopping", lambda *kernels: [])
     assert {one.kind for one in findings_of(program, lower(program, passes))} == {"deadlock"}
+
+
+def met_too_early(k):
+    """A kernel of a role that meets warp 4 in each turn. Warp 4 arrives for the next one when three warps have come."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            told = T.alloc_barrier(128)
+            with T.ws(0):
+                for _ in T.serial(k):
+                    T.mbarrier_arrive(told)
+                    T.sync_threads(1, 160)
+            with T.ws(1):
+                if tx // 32 == 4:
+                    for i in T.serial(k):
+                        T.named_barrier_arrive(1, 160)
+                        T.mbarrier_wait_parity(told, i % 2)
+            C[0] = 1
+
+    return kernel.program
+
+
+def missed_phase(k):
+    """A kernel of two warps. Warp 1 may be so slow that warp 0 completes two phases before it looks."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            bars = [T.alloc_barrier(32), T.alloc_barrier(32)]
+            if tx // 32 == 0:
+                for i in T.serial(k):
+                    T.mbarrier_arrive(bars[0])
+                    T.mbarrier_wait_parity(bars[1], i % 2)
+            if tx // 32 == 1:
+                for i in T.serial(k):
+                    T.mbarrier_arrive(bars[1])
+                    T.mbarrier_wait_parity(bars[0], i % 2)
+            C[0] = 1
+
+    return kernel.program
+
+
+@pytest.mark.parametrize("kernel", [met_too_early, missed_phase])
+def test_one_slow_warp_is_enough_to_wait_for_ever(kernel, monkeypatch):
+    """All warps of a role counted as one, so that no order of steps showed what a slow one of them does."""
+    program, passes = kernel(5), cuda_passes(Build(Target.of("cuda:sm_90a")))
+    with pytest.raises(TileError) as problem:
+        lower(program, passes)
+    assert {one.code for one in problem.value.diagnostics} <= {"stuck_wait", "stuck_barrier"}
+    assert lower(kernel(1), passes)
+    monkeypatch.setattr(run_waits, "_orders", lambda runners, lists: [(runners, None)])
+    assert lower(program, passes)
 
 
 def findings_of(program, flat):

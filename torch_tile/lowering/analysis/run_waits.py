@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the waits, arrivals and barriers of one block, to see which threads wait for ever.
 
-Nothing else of the kernel runs. `wait_events.py` lists the events of threads that wait at the same places; together
-they are a runner, which goes step by step. Runners take turns in several orders, as any of them may be slow. Bytes of
-copies are taken to have come.
+Nothing else of the kernel runs. `wait_events.py` lists the events of threads that wait at the same places. Those of
+one warp are a runner, which goes step by step. Runners take steps in several orders, as any of them may be slow, one
+warp of a role, too. Bytes of copies are taken to have come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 from torch_tile.ir.stmt import Kernel
 from torch_tile.lowering.analysis.wait_events import Event, Kind, Place, Undecided, list_events
@@ -21,15 +22,16 @@ USUAL = 384
 MOST_EVENTS = 2000  # of one runner, in a check that runs once for a kernel
 FEW_EVENTS = 500  # of one runner, where a pass tries several forms of a kernel
 MOST_STEPS = 20000  # of all runners together
-# Which of the runners that can go on take the next step: the last of them, the first, or all.
-ORDERS = slice(-1, None), slice(1), slice(None)
 
 
 @dataclass
 class Runner:
-    """Threads that wait at the same places. At a barrier they wait for the end of number `use`."""
+    """Threads of one warp that wait at the same places. At a barrier they wait for the end of number `use`.
 
-    threads: Sequence[int]
+    The warp is number `warp` of those that share the events.
+    """
+
+    warp: int
     events: Sequence[Event]
     done: int = 0
     use: int | None = None
@@ -85,15 +87,28 @@ def run_waits(kernel: Kernel, size: int | None = None, most: int = MOST_EVENTS) 
         listed = list_events(kernel, size, most)
     except Undecided:
         return None
-    if sum(len(events) for _, events in listed) > MOST_STEPS:
+    if sum(len(warps) * len(events) for warps, events in listed) > MOST_STEPS:
         return None
-    for order in ORDERS:
-        run = _Run([Runner(threads, events) for threads, events in listed])
-        if not run.to_the_end(order):
+    first = [0, *accumulate(len(warps) for warps, _ in listed)]  # the first runner of each list, and their number
+    for order, together in _orders(range(first.pop()), first):
+        run = _Run([Runner(warp, events) for warps, events in listed for warp in range(len(warps))])
+        if not run.to_the_end(order, together):
             return None
         if run.outcome.waiting:
             break
     return run.outcome
+
+
+def _orders(runners: Sequence[int], lists: Iterable[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    """Yield orders of runners, and how many of those that can go on take a step at a time: one, or all.
+
+    In most orders, one runner goes on only where no other can. `lists` are the first runners with each list of events.
+    """
+    yield runners, None
+    yield runners, 1
+    yield runners[::-1], 1
+    for slow in lists:
+        yield [*(each for each in runners if each != slow), slow], 1
 
 
 class _Run:
@@ -103,18 +118,24 @@ class _Run:
         self.outcome = Outcome(runners)
         self.complete, self.come = self.outcome.complete, self.outcome.come
 
-    def to_the_end(self, order: slice) -> bool:
-        """Take steps until no runner can go on; return False if that takes too many."""
+    def to_the_end(self, order: Sequence[int], together: int | None) -> bool:
+        """Take steps until no runner can go on; return False if that takes too many.
+
+        In each turn, the first ones in `order` that can go on take a step: as many as `together` says, None for all.
+        """
+        runners = [self.outcome.runners[each] for each in order]
         for _ in range(2 * MOST_STEPS):
-            ready = [r for r in self.outcome.runners if not r.has_ended and self._can_go_on(r)]
+            ready = list(islice(filter(self._can_go_on, runners), together))
             if not ready:
                 return True
-            for runner in ready[order]:
+            for runner in ready:
                 self._step(runner)
         return False
 
     def _can_go_on(self, runner: Runner) -> bool:
         """Return whether a runner can go on: a fresh mbarrier is in phase 0, so that a wait for parity 1 passes."""
+        if runner.has_ended:
+            return False
         event, complete = runner.event, self.complete.get(runner.event.place, 0)
         if event.kind is Kind.WAIT:
             return complete & 1 != event.parity
@@ -125,14 +146,14 @@ class _Run:
         event = runner.event
         if event.kind is Kind.BAR_SYNC and runner.use is None:
             runner.use = self.complete.get(event.place, 0)
-            self._count(event)
+            self._count(event, runner.warp)
             return
         if event.kind in (Kind.ARRIVE, Kind.BAR_ARRIVE):
-            self._count(event)
+            self._count(event, runner.warp)
         runner.done, runner.use = runner.done + 1, None
 
-    def _count(self, event: Event) -> None:
-        """Count the arrivals of an event."""
-        total = self.come.get(event.place, 0) + event.arrivals
+    def _count(self, event: Event, warp: int) -> None:
+        """Count the arrivals of a warp at an event."""
+        total = self.come.get(event.place, 0) + event.arrivals[warp]
         self.complete[event.place] = self.complete.get(event.place, 0) + total // event.needed
         self.come[event.place] = total % event.needed

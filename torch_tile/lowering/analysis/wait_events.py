@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -59,12 +60,15 @@ class Place:
 
 
 class Event(NamedTuple):
-    """One wait, arrival or barrier: it waits for a phase of this `parity`, or counts `arrivals` of `needed` ones."""
+    """One wait, arrival or barrier: it waits for a phase of this `parity`, or counts `arrivals` of `needed` ones.
+
+    Each warp of the threads that share the list has its own number of arrivals.
+    """
 
     kind: Kind
     place: Place
     parity: int
-    arrivals: int
+    arrivals: tuple[int, ...]
     needed: int
     statement: Do
     span: Span | None
@@ -88,7 +92,7 @@ def waits_between_warps(kernel: Kernel) -> bool:
 
 
 def list_events(kernel: Kernel, size: int | None, most: int) -> list[tuple[list[int], list[Event]]]:
-    """Return the events of block 0: the numbers of threads that wait at the same places, with their list.
+    """Return the events of block 0: the numbers of the warps whose threads wait at the same places, with their list.
 
     All dimensions and numbers that a call brings have this `size`; without one they are not decided. Raises Undecided,
     also where a list would have more than `most` events.
@@ -96,7 +100,7 @@ def list_events(kernel: Kernel, size: int | None, most: int) -> list[tuple[list[
     sizes = {} if size is None else _sizes(kernel, size)
     relevant = _Relevant(kernel)
     divided, taking = _divide_threads(kernel, relevant, sizes)
-    return [(one.numbers, _Listing(kernel, one, taking, sizes, relevant, most).events()) for one in divided]
+    return [(one.warps, _Listing(kernel, one, taking, sizes, relevant, most).events()) for one in divided]
 
 
 def _sizes(kernel: Kernel, size: int) -> dict[Var, int]:
@@ -192,6 +196,11 @@ class _Threads(NamedTuple):
     numbers: list[int]
     taken: IdMap[If, bool]
 
+    @property
+    def warps(self) -> list[int]:
+        """Return the numbers of the threads' warps."""
+        return list(dict.fromkeys(thread // WARP for thread in self.numbers))
+
 
 def _divide_threads(
     kernel: Kernel, relevant: _Relevant, sizes: Mapping[Var, int]
@@ -258,6 +267,7 @@ class _Listing:
     ) -> None:  # fmt: skip
         self.kernel, self.relevant, self.most = kernel, relevant, most
         self.first, self.taken, self.taking = threads.numbers[0], threads.taken, taking
+        self.warps = threads.warps
         self.present = threads.numbers  # those that come to the statement
         self.found: list[Event] = []
         self.names: dict[Var, Any] = {**sizes, **dict.fromkeys(kernel.blocks, 0)}
@@ -359,7 +369,7 @@ class _Listing:
             if _is_event(call):
                 raise Undecided
             return
-        parity, threads = 0, len(self.present)
+        parity, present = 0, Counter(thread // WARP for thread in self.present)
         if kind in (Kind.BAR_SYNC, Kind.BAR_ARRIVE):
             place, needed = self.barrier
             if lookup(call.name).scope is Scope.GROUP:
@@ -371,7 +381,8 @@ class _Listing:
             place, needed = Place(at.buffer, tuple(map(self.number, at.indices))), at.buffer.arrivals
             parity = self.number(rest[0]) & 1 if kind is Kind.WAIT else 0
             if call.name == "warp_arrive":
-                threads = len({thread // WARP for thread in self.present})
-        self.found.append(Event(kind, place, parity, threads, needed, node, node.span or call.span))
+                present = Counter(present.keys())
+        arrivals = tuple(present[warp] for warp in self.warps)
+        self.found.append(Event(kind, place, parity, arrivals, needed, node, node.span or call.span))
         if len(self.found) > self.most:
             raise Undecided
