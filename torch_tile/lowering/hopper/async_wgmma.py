@@ -231,17 +231,18 @@ class _Async(Rewriter):
         for n, (sums, others) in enumerate(((one, two), (two, one))):
             before, after = used(pair * 2 + n if n else pair * 2, sums, 1)
             body += [*before, *start(pair * 2 + (n + 1), others), *after]
-        pairs = simplify(binary("//", stop - 1, const(2, int32)))
+        pairs = Var(f"{k.name}_pairs", int32, "let")
         main = replace(loop, vars=(pair,), stops=(pairs,), body=Block(tuple(body)))
-        last = simplify(stop - 1)
-        before, after = used(stop - 2, one, 1)
-        ends, odds = used(last, two, 0), used(last, one, 0)
+        last = pairs * 2 + 1
+        before, after = used(pairs * 2, one, 1)
+        ends, odds = used(last, two, 0), used(pairs * 2, one, 0)
         even = [*before, *start(last, two), *after, *ends[0], *ends[1]]
         odd = simplify(binary("%", stop, const(2, int32)))
         end = _either(binary("==", odd, ZERO), even, [*odds[0], *odds[1]])
         self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
         inside = [s for s in loop.body.stmts if _allocates(s, one)]
-        return Block((*inside, Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))
+        count = Let(pairs, simplify(binary("//", stop - 1, const(2, int32))), span=loop.span)
+        return Block((*inside, Alloc(two, span=fill.span), _if_any((count, *start(ZERO, one), main, end), stop)))
 
     def _one_product(self, loop: st.For) -> _OneProduct | None:
         """Split a loop's body around its only product; return None if the body has another form."""

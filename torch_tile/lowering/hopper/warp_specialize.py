@@ -205,7 +205,7 @@ class _Roles:
         self.shared = multicast_loads(kernel, loads, survey, build)
         self.sharers = IdMap((g, found) for g in self.groups if (found := self._sharers(g)) is not None)
         self.empty = IdMap((g, _barriers(g, "empty", self._arrivals(g))) for g in free)
-        self.bases = IdMap((b, Buffer("turns", (), int32, "var")) for b in self._counted())
+        self.bases = IdMap((b, Buffer("turns", (), int32, "var", below=self._period(b))) for b in self._counted())
         leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
         self.read = IdSet(n.buffer for n in find(kernel.body, Load))
         for leaf in leaves:
@@ -271,12 +271,11 @@ class _Roles:
             return ZERO
         var = body.loop.vars[0]
         base = self.bases.get(body)
-        return var if base is None else self._iterations_before(base, body) + var
+        return var if base is None else Load(base, ()) + var
 
-    def _iterations_before(self, base: Buffer, body: Body) -> Expr:
-        """Return the number of iterations in earlier runs of a loop, as far as stages and parities need it."""
-        period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
-        return binary("max", Load(base, ()), ZERO) % period
+    def _period(self, body: Body) -> int:
+        """Return after how many iterations of a body all stages and parities are as before."""
+        return 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
 
     def stage(self, group: Group) -> Expr:
         """Return the stage of a group's tiles that the current iteration uses."""
@@ -291,11 +290,14 @@ class _Roles:
         return [Alloc(base, ZERO) for base in self.bases.values()]
 
     def counts(self, body: Body | None) -> list[Stmt]:
-        """Return the statement behind a loop that adds its iterations, if the loop runs again."""
+        """Return the statement behind a loop that adds its iterations, if the loop runs again.
+
+        The variable counts them up to the body's period only, which is all that stages and parities need.
+        """
         if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
-        trips = binary("max", body.loop.stops[0], ZERO)
-        return [Store(base, (), self._iterations_before(base, body) + trips)]
+        trips = binary("max", body.loop.stops[0], ZERO) % base.below
+        return [Store(base, (), (Load(base, ()) + trips) % base.below)]
 
     # Code of the consumers.
 
