@@ -191,7 +191,7 @@ def _build(loop: st.For, tile: _Tile) -> Block:
     # Behind the last tile `more` is 0: the counts then name the last step of that tile.
     more = Var(f"{var.name}_more", int32, "let")
     follow = simplify(var + more)
-    behind = ((count, after + (count.below - 1)) for count, after in tile.behind.items())
+    behind = ((count, after - 1 + count.below) for count, after in tile.behind.items())
     of_next = _Replace(IdMap((count, simplify(last + more)) for count, last in behind))
     *waits, product = (of_next(one) for one in at(follow, started))
     end = [

@@ -38,6 +38,11 @@ def count_stages(program: Program) -> Program:
     return _Count()(program)  # type: ignore[no-any-return]
 
 
+def is_counted(stages: int) -> bool:
+    """Return whether loops count a ring of so many stages: a power of two has a mask, and no division."""
+    return stages & (stages - 1) != 0
+
+
 @dataclass(frozen=True)
 class _Place:
     """A place of a ring: `ahead` positions behind `step * k + rest`, in numbers modulo `period`."""
@@ -136,7 +141,7 @@ def _number(e: Expr) -> int | None:
 def _stages_of(buffer: Buffer) -> int:
     """Return the stages of a ring whose remainders cost a division; 0 for other buffers."""
     size = _number(buffer.shape[0]) if buffer.scope in ("shared", "barrier") and buffer.shape else None
-    return size if size and size & (size - 1) else 0
+    return size if size and is_counted(size) else 0
 
 
 def _divides(e: Expr) -> bool:
