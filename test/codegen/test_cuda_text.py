@@ -71,6 +71,10 @@ TEXTS = {
     # a remainder of less than twice the divisor, such as the version of a tile two iterations ahead
     "tile::wrapped<6>(i + 2)": (i + 2) % 6,
     "tile::wrapped<3>(t % 3 + 2)": (t % 3 + 2) % 3,
+    # a quotient of 0 or 1, such as the parity of a stage
+    "(int)(i + 2 >= 6)": (i + 2) // 6,
+    "(int)(t % 7 >= 5) * 3": t % 7 // 5 * 3,
+    "(i + 2) / 4": (i + 2) // 4,
     "((int)tile::floormod<int64_t>((int64_t)q * q, 7) + 2) % 7 < n": ((q * q) % 7 + 2) % 7 < n,
     "(i + 4) % 5 * 5 + (t % 4 + 3) % 4": (i + 4) % 5 * 5 + (t % 4 + 3) % 4,
     # 64 where they are not, from where they are not

@@ -81,6 +81,14 @@ def test_nothing_false_is_proved(random, data):
         assert not (proved and False in values) and not (refuted and True in values)
 
 
+def test_a_variable_stays_below_what_it_says():
+    """Sums and remainders of it follow; without such a fact nothing is known of a variable."""
+    some, free = (Load(Buffer("v", (), dt.int32, "var", below=below), ()) for below in (10, 0))
+    assert interval(some, Ranges()) == Interval(0, 9) and interval(free, Ranges()) == range_of(dt.int32)
+    assert interval((some + 3) % 10, Ranges()) == Interval(0, 9) and interval(some // 5, Ranges()) == Interval(0, 1)
+    assert prove(some < 10, Ranges()) and not prove(some < 9, Ranges())
+
+
 def test_numeric_ranges_are_enough():
     ranges = Ranges().loop(i, 0, 8)
     row = Var("row", dt.int32, "let")

@@ -26,7 +26,7 @@ from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bits import reinterpret
-from torch_tile.ir.bounds import Interval, of_binary, range_of
+from torch_tile.ir.bounds import Interval, of_binary, of_load, range_of
 from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
@@ -136,6 +136,8 @@ class CudaText(Text):
             return Interval(int(expr.value), int(expr.value))
         if isinstance(expr, Var):
             return self.known.get(expr, range_of(expr.dtype))
+        if isinstance(expr, Load):
+            return of_load(expr)
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
             a, b = self.interval(expr.a), self.interval(expr.b)
             if expr.op in ("//", "%") and b.low == 0:
@@ -304,6 +306,8 @@ class CudaText(Text):
         whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))
         if self._wraps_once(node) and not a:
             return f"tile::wrapped<{node.b}>({self.value(node.a, wide)})", 99
+        if self._divides_once(node) and not a:
+            return f"(int)({self.value(node.a, wide, PRECEDENCE['>='])} >= {node.b})", PREFIX
         if node.op in ("min", "max") or (node.op in ("//", "%") and not self._naturals(node, wide)):
             kind = "int64_t" if whole or a or b else "int"
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
@@ -368,6 +372,12 @@ class CudaText(Text):
         if node.op != "%" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1 or self.wraps(node.a):
             return False
         return self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
+
+    def _divides_once(self, node: Binary) -> bool:
+        """Return whether an expression is a quotient of 0 or 1 by no power of two: a comparison gives it at once."""
+        if node.op != "//" or not isinstance(node.b, Const) or int(node.b.value).bit_count() == 1 or self.wraps(node.a):
+            return False
+        return node.dtype == dt.int32 and self.interval(node.a).within(Interval(0, 2 * int(node.b.value) - 1))
 
     def _naturals(self, node: Binary, wide: bool) -> bool:
         """Return whether both operands are non-negative."""

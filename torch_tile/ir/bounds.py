@@ -82,6 +82,12 @@ def range_of(dtype: dt.DType) -> Interval:
     return Interval(*dt.limits(dtype))
 
 
+def of_load(load: Load) -> Interval:
+    """Return the interval of what an element of integers or bools may hold."""
+    below = load.buffer.below
+    return Interval(0, below - 1) if below else range_of(load.dtype)
+
+
 def _times(a: Limit, b: Limit) -> Limit:
     """Multiply bounds, where 0 times infinity is 0."""
     return 0 if a == 0 or b == 0 else a * b
@@ -357,7 +363,9 @@ class Ranges:
             inner = self.interval(expr.args[0])
             found = Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
             return found if found.within(range_of(expr.dtype)) else range_of(expr.dtype)  # -(2**31) keeps its sign
-        known = isinstance(expr, Load | Cast) or expr.dtype not in EXACT
+        if isinstance(expr, Load):
+            return of_load(expr)
+        known = isinstance(expr, Cast) or expr.dtype not in EXACT
         return range_of(expr.dtype) if known else UNBOUNDED
 
     # Proofs.

@@ -39,10 +39,11 @@ class Buffer(Node):
     a global buffer that holds it as bytes: callers give tensors of that type. `lanes` is the size of a last dimension
     that the author sees as vectors, or 0. Threads do not fill all of an array with `padding`: it holds their share of a
     tile whose size their number does not divide. `padding` lists the registers in which no thread holds an element.
+    The values of a "var" with `below` are at least 0 and below that number; 0 says nothing of them.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padding")
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as", "lanes", "padding", "below")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -58,6 +59,7 @@ class Buffer(Node):
     seen_as: DType | None = None
     lanes: int = 0
     padding: tuple[int, ...] | None = None
+    below: int = 0
 
     def torch_dtype(self) -> torch.dtype:
         """Return the dtype of the tensors that callers give and get."""

@@ -31,6 +31,7 @@ from torch_tile.lowering.hopper.resolve_role_registers import resolve_role_regis
 from torch_tile.lowering.hopper.start_next_tiles import start_next_tiles
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
+from torch_tile.lowering.pipelining.count_stages import count_stages
 from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
 from torch_tile.lowering.pipelining.prune_async_groups import prune_async_groups
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
@@ -106,6 +107,7 @@ def cuda_passes(
         (bound(resolve_role_registers), Stage.THREAD),  # no role waits for registers for ever
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
         (share_divisions, Stage.THREAD),  # lanes of persistent roles find the places of tiles for each other
+        (count_stages, Stage.THREAD),  # loops step stages and parities by comparisons
         (flatten, Stage.FLAT),  # one linear index per access
         (bound(elect_producers), Stage.FLAT),  # one lane of a warp runs what only waits and starts bulk copies
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses across iterations

@@ -23,6 +23,7 @@ from torch_tile.kernels.gemm.scaled import (
     prepare,
     reference,
     scaled_gemm,
+    with_more_stages,
 )
 from torch_tile.kernels.gemm.tiling import Config
 
@@ -235,6 +236,26 @@ def test_tilings_follow_sizes():
     assert chosen(4096, staged=True) == (132, 4)
     assert chosen(64, staged=True) == chosen(64) == (0, 8)
     assert chosen(4096) == chosen(4096, staged=True, bits=4) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, depth, runs, tile",
+    [
+        (4096, 4096, 1024, True, (128, 128, 5)),
+        (2048, 2112, 1024, True, (128, 144, 5)),
+        (1024, 6144, 1024, True, (128, 192, 4)),
+        (4096, 4096, 1024, False, (128, 128, 4)),
+    ],
+)
+def test_persistent_tiles_get_a_fifth_stage_if_it_fits(rows, columns, depth, runs, tile):
+    """Where each run of 128 columns has scales."""
+    a, b = (torch.empty(n, depth, dtype=E4M3) for n in (rows, columns))
+    of_a = torch.empty(depth // 128, rows).mT if runs else torch.empty(1, 1)
+    of_b = torch.empty(-(-columns // 128), depth // 128).mT if runs else torch.empty(1, 1)
+    args = ScaledGemmArgs(a, b.mT, of_a, of_b, [], "", "", torch.bfloat16)
+    spec, problem, _ = prepare(args, HOPPER, torch.empty(rows, columns, dtype=torch.bfloat16))
+    config = with_more_stages(config_for(problem, HOPPER), spec, problem, HOPPER)
+    assert config.blocks == 132 and (config.block_m, config.block_n, config.stages) == tile
 
 
 @pytest.mark.parametrize("runs", [False, True])

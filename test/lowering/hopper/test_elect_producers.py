@@ -75,6 +75,8 @@ def test_the_lane_copies_waits_and_arrives(warpgroups, tiles):
     assert {"mbarrier_wait", "mbarrier_expect", "mbarrier_arrive", "tma_load"} <= {
         n.name for n in find(branch.then, Call)
     }
+    (expect,) = (n for n in find(branch.then, Call) if n.name == "mbarrier_expect")
+    assert expect.args[1].value == (64 * warpgroups + 64) * 64 * 2 + 2 * 64 * 4  # of all four copies
     assert elect_producers(program, build) is program
     compiled = torch_tile.compile(kernel, target=HOPPER)
     a, b, d = torch.randn(64 * warpgroups, 256).half(), torch.randn(256, 128 * tiles).half(), torch.rand(4, 64) + 0.5

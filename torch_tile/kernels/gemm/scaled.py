@@ -582,6 +582,7 @@ TIMED = (
 )
 ONE_PIECE = ((128, 128), (192, 128), (128, 96), (64, 128), (64, 64))  # of them, those timed with scales of columns
 MOST_STAGES = 8  # of tiles that are alone on their multiprocessors
+PERSISTENT_STAGES = 5  # of tiles of persistent blocks, if runs have scales: 4 % faster than 4 at 4096^3 on an H200
 PAIRED = Config(64, 128, GROUP, 128, 8, splits=2)  # two tiles below each other, which share tiles of b
 LEAST_STAYING = 128 * 128  # elements of a tile that persistent blocks take; those of 192 rows only for one panel
 PIECES = 0.2  # microseconds that a tile of several pieces takes beside its steps
@@ -610,16 +611,21 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
 
 def with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
-    """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early."""
+    """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early.
+
+    Those of persistent blocks get PERSISTENT_STAGES if these fit.
+    """
     problem = typical(problem)
-    if config.blocks or _tiles(config, problem) > machine.num_sms or not _is_timed(problem, machine):
+    alone = not config.blocks and _tiles(config, problem) <= machine.num_sms
+    stays = config.blocks and config.splits == 1 and problem.runs
+    if not (alone or stays) or not _is_timed(problem, machine):
         return config
 
     def of(stages: int) -> Footprint:
         """Return the footprint with so many stages."""
         return footprint(replace(config, stages=stages), spec, True)
 
-    stages = most_stages(of, range(MOST_STAGES, config.stages, -1), machine.target)
+    stages = most_stages(of, range(MOST_STAGES if alone else PERSISTENT_STAGES, config.stages, -1), machine.target)
     return replace(config, stages=stages or config.stages)
 
 

@@ -63,8 +63,9 @@ class Instance(Rewriter):
         old = node.buffer
         shape, strides = tuple(map(self, old.shape)), None if old.strides is None else tuple(map(self, old.strides))
         new = Buffer(
-            old.name, shape, old.dtype, old.scope, strides, old.origin, old.layout, align=old.align, padding=old.padding
-        )
+            old.name, shape, old.dtype, old.scope, strides, old.origin, old.layout, align=old.align,
+            padding=old.padding, below=old.below,
+        )  # fmt: skip
         self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 

@@ -49,6 +49,7 @@ from torch_tile.lowering.analysis.clone import Instance, versions_of
 from torch_tile.lowering.analysis.whole_writes import writes_whole
 from torch_tile.lowering.hopper.plan_tma_loads import Survey
 from torch_tile.lowering.hopper.unroll_steps import is_release, unroll_steps
+from torch_tile.lowering.pipelining.count_stages import is_counted
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.fill import Fill
@@ -231,17 +232,22 @@ class _Async(Rewriter):
         for n, (sums, others) in enumerate(((one, two), (two, one))):
             before, after = used(pair * 2 + n if n else pair * 2, sums, 1)
             body += [*before, *start(pair * 2 + (n + 1), others), *after]
-        pairs = simplify(binary("//", stop - 1, const(2, int32)))
+        # Rings are counted from the loop's end on. Masks know more of `stop`, which is not negative.
+        counted = any(is_counted(n) for n in _stages_waited_for(parts.start))
+        value = simplify(binary("//", stop - 1, const(2, int32)))
+        name = Let(Var(f"{k.name}_pairs", int32, "let"), value, span=loop.span)
+        pairs = name.var if counted else value
         main = replace(loop, vars=(pair,), stops=(pairs,), body=Block(tuple(body)))
-        last = simplify(stop - 1)
-        before, after = used(stop - 2, one, 1)
-        ends, odds = used(last, two, 0), used(last, one, 0)
+        last = pairs * 2 + 1 if counted else simplify(stop - 1)
+        before, after = used(pairs * 2 if counted else stop - 2, one, 1)
+        ends, odds = used(last, two, 0), used(pairs * 2 if counted else last, one, 0)
         even = [*before, *start(last, two), *after, *ends[0], *ends[1]]
         odd = simplify(binary("%", stop, const(2, int32)))
         end = _either(binary("==", odd, ZERO), even, [*odds[0], *odds[1]])
         self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
         inside = [s for s in loop.body.stmts if _allocates(s, one)]
-        return Block((*inside, Alloc(two, span=fill.span), _if_any((*start(ZERO, one), main, end), stop)))
+        whole = _if_any((*([name] if counted else []), *start(ZERO, one), main, end), stop)
+        return Block((*inside, Alloc(two, span=fill.span), whole))
 
     def _one_product(self, loop: st.For) -> _OneProduct | None:
         """Split a loop's body around its only product; return None if the body has another form."""
@@ -650,6 +656,12 @@ def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
     """Return whether the tiles have enough stages to load one iteration while the previous one is kept."""
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
     return all(isinstance(n, Const) and n.value >= least for n in stages)
+
+
+def _stages_waited_for(stmts: Sequence[Stmt]) -> list[int]:
+    """Return the stages of the rings that statements wait for."""
+    found = (b.shape[0] for s in stmts if calls(s, "mbarrier_wait") for b in _barriers(s))
+    return [int(n.value) for n in found if isinstance(n, Const)]
 
 
 def _barriers(stmt: Stmt) -> list[Buffer]:

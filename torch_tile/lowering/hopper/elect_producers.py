@@ -2,7 +2,8 @@
 """Let one lane run a producer's part that only waits for stages and starts bulk copies by its first thread.
 
 Otherwise all lanes poll barriers. The assembler also puts a loop over lanes around each copy. By `one_lane` it knows
-that one lane is left. May assume that all barriers of the block stand.
+that one lane is left. It expects the bytes of neighbouring copies at once. May assume that all barriers of the block
+stand.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var, binary, const
-from torch_tile.ir.node import Rewriter, find, symbols
+from torch_tile.ir.node import Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 
@@ -78,7 +79,7 @@ class _Elect(Rewriter):
         if not alone.ok or alone.copies < LEAST_COPIES or alone.bytes > MOST_BYTES:
             return body
         lane = one_lane(binary("==", self.thread, const(first, int32)))
-        return Block((If(lane, new, Block(())),))
+        return Block((If(lane, _ExpectOnce()(new), Block(())),))
 
     def _threads(self, condition: Expr, among: range) -> list[int]:
         """Return for which threads a condition holds; none if it depends on more than the thread."""
@@ -92,6 +93,41 @@ class _Elect(Rewriter):
             if value.value:
                 found.append(number)
         return found
+
+
+class _ExpectOnce(Rewriter):
+    """Expect the bytes of several copies to one mbarrier at once, in front of the first of them."""
+
+    def visit_Block(self, block: Block) -> Block:
+        """Join what neighbours in a block expect. Between them nothing arrives, waits or is stored."""
+        found: list[Stmt] = []
+        first: int | None = None  # the place of the expectation to which others join
+        for one in self.children(block).stmts:
+            call = one.call if isinstance(one, Do) else None
+            traits = intrinsic_of(one) if isinstance(one, Do) else None
+            if isinstance(call, Call) and traits is not None and traits.sync is Sync.EXPECT:
+                before = None if first is None else found[first]
+                joined = None if before is None else _joined(before, one)
+                if first is not None and joined is not None:
+                    found[first] = joined
+                    continue
+                first = len(found)
+            elif traits is None or not traits.starts:
+                first = None
+            found.append(one)
+        same = len(found) == len(block.stmts) and all(a is b for a, b in zip(found, block.stmts, strict=True))
+        return block if same else Block(tuple(found), span=block.span)
+
+
+def _joined(first: Stmt, one: Stmt) -> Stmt | None:
+    """Return one expectation for two; None if they name two mbarriers, or if a size is no number."""
+    assert isinstance(first, Do) and isinstance(one, Do)
+    a, b = first.call, one.call
+    assert isinstance(a, Call) and isinstance(b, Call)
+    sizes = a.args[1], b.args[1]
+    if not equal(a.args[0], b.args[0]) or not all(isinstance(size, Const) for size in sizes):
+        return None
+    return replace(first, call=replace(a, args=(a.args[0], simplify(sizes[0] + sizes[1]))))
 
 
 class _Alone:

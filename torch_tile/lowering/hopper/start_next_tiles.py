@@ -191,7 +191,8 @@ def _build(loop: st.For, tile: _Tile) -> Block:
     # Behind the last tile `more` is 0: the counts then name the last step of that tile.
     more = Var(f"{var.name}_more", int32, "let")
     follow = simplify(var + more)
-    of_next = _Replace(IdMap((count, simplify(after - 1 + more)) for count, after in tile.behind.items()))
+    behind = ((count, after - 1 + count.below) for count, after in tile.behind.items())
+    of_next = _Replace(IdMap((count, simplify(last + more)) for count, last in behind))
     *waits, product = (of_next(one) for one in at(follow, started))
     end = [
         Let(more, select(binary("<", var + 1, stop), const(1, int32), ZERO), span=loop.span),

@@ -43,6 +43,7 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
     plan_tma_loads,
     waits_before_loads,
 )
+from torch_tile.lowering.pipelining.count_stages import is_counted
 from torch_tile.lowering.pipelining.schedule import without
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
@@ -205,7 +206,7 @@ class _Roles:
         self.shared = multicast_loads(kernel, loads, survey, build)
         self.sharers = IdMap((g, found) for g in self.groups if (found := self._sharers(g)) is not None)
         self.empty = IdMap((g, _barriers(g, "empty", self._arrivals(g))) for g in free)
-        self.bases = IdMap((b, Buffer("turns", (), int32, "var")) for b in self._counted())
+        self.bases = IdMap((b, self._base(b)) for b in self._counted())
         leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
         self.read = IdSet(n.buffer for n in find(kernel.body, Load))
         for leaf in leaves:
@@ -273,10 +274,21 @@ class _Roles:
         base = self.bases.get(body)
         return var if base is None else self._iterations_before(base, body) + var
 
+    def _base(self, body: Body) -> Buffer:
+        """Make the variable that counts the iterations of earlier runs, below the period if stages are counted."""
+        period = self._period(body)
+        return Buffer("turns", (), int32, "var", below=period if is_counted(period) else 0)
+
     def _iterations_before(self, base: Buffer, body: Body) -> Expr:
-        """Return the number of iterations in earlier runs of a loop, as far as stages and parities need it."""
-        period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
-        return binary("max", Load(base, ()), ZERO) % period
+        """Return the number of iterations in earlier runs of a loop, as far as stages and parities need it.
+
+        A mask by a power of two also tells the assembler that the number is not negative.
+        """
+        return Load(base, ()) if base.below else binary("max", Load(base, ()), ZERO) % self._period(body)
+
+    def _period(self, body: Body) -> int:
+        """Return after how many iterations of a body all stages and parities are as before."""
+        return 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
 
     def stage(self, group: Group) -> Expr:
         """Return the stage of a group's tiles that the current iteration uses."""
@@ -291,11 +303,14 @@ class _Roles:
         return [Alloc(base, ZERO) for base in self.bases.values()]
 
     def counts(self, body: Body | None) -> list[Stmt]:
-        """Return the statement behind a loop that adds its iterations, if the loop runs again."""
+        """Return the statement behind a loop that adds its iterations, if the loop runs again.
+
+        Where stages are counted, a comparison keeps the variable below the body's period.
+        """
         if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
-        trips = binary("max", body.loop.stops[0], ZERO)
-        return [Store(base, (), self._iterations_before(base, body) + trips)]
+        trips, before = binary("max", body.loop.stops[0], ZERO), self._iterations_before(base, body)
+        return [Store(base, (), (before + trips % base.below) % base.below if base.below else before + trips)]
 
     # Code of the consumers.
 
