@@ -328,6 +328,21 @@ def test_a_wrong_promise_of_zeros_loses_values() -> None:
     assert lost[:, 1].all() and not lost[:, 0].any()  # the first half is multiplied in any case
 
 
+@pytest.mark.parametrize("used", [1.5, True, "all"])
+def test_columns_in_use_are_a_number(used: object) -> None:
+    with pytest.raises(torch_tile.TileError) as found:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64, 64), H), C: T.Tensor((64, 64), F)):
+            with T.Kernel(1, threads=128):
+                a, c = T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+                T.copy(A, a)
+                T.gemm(a, a, c, clear_accum=True, used=used)
+                T.copy(c, C)
+
+    assert found.value.code == "bad_argument" and "used" in str(found.value)
+
+
 def test_operands_by_way_of_shared_memory() -> None:
     """Warpgroups that share rows exchange what they computed; one tile is an operand of both products."""
 

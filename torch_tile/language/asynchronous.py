@@ -336,8 +336,8 @@ def gemm(
             "wrong_value", None, op="T.gemm", name="k_pack", want="an int equal to 1 or 2", got=repr(k_pack), fix=fix
         )
     clears = _cleared(at, C, clear_accum)
-    columns = None if used is None else to_expr(used)
-    if columns is not None and not columns.dtype.is_integer:
+    columns = to_expr(used) if isinstance(used, Expr) or (is_number(used) and not isinstance(used, bool)) else None
+    if used is not None and (columns is None or not columns.dtype.is_integer):
         why, fix = f"is {used!r}"[:60], "give the number of columns of A that a product needs"
         raise error("bad_argument", None, op="T.gemm", name="used", why=why, fix=fix)
     at.emit(Gemm.build(A, B, C, transpose_A, transpose_B, policy, clears, wg_wait=wg_wait, wgmma=wgmma, used=columns))
