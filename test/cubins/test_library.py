@@ -20,7 +20,8 @@ from torch_tile.jit import JITFunction
 READ_EARLY = {"combine_pieces"}  # its schedule, which is there before the kernel ahead of it begins
 CASES = {case.name: case for case in catalogue()}
 CHOICES = [
-    ("pairs of tiles", "paired"), ("persistent", "persistent"), ("tiles in turn", "in_order"), ("own keys", "own_keys")
+    ("pairs of tiles", "paired"), ("pairs of tiles", "halved"), ("persistent", "persistent"),
+    ("tiles in turn", "in_order"), ("own keys", "own_keys"),
 ]  # fmt: skip
 CHIPS = {Target("cuda", capability).arch: Target("cuda", capability) for capability in (80, 90, 120)}
 
@@ -56,7 +57,7 @@ def test_every_kernel_has_a_case():
 
 @pytest.mark.parametrize(("case", "field"), CHOICES)
 def test_cases_take_the_kernels_that_they_name(case, field):
-    """The first two only without a log-sum-exp."""
+    """The first three only without a log-sum-exp."""
     (launch,) = launches(CASES[f"attention fp16 {case}"], CHIPS["sm_90a"])
     assert getattr(launch.choice[0], field)
 

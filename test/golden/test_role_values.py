@@ -264,6 +264,85 @@ def test_warpgroups_that_exchange_leave_nothing_out() -> None:
     torch.testing.assert_close(args[2], want, rtol=0, atol=0)
 
 
+def halved_call(groups: int, keys: int, ping_pong: bool, less: int = 0):
+    """Products under a causal mask, the first keys first. Columns of weights from `used` on are zeros, or are taken for
+    zeros: `less` makes the promise wrong.
+    """
+    rows = 64 * groups
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((2 * rows, 64), H), K: T.Tensor((512, 64), H), C: T.Tensor((2 * rows, 64), F), offset: T.int32
+    ):
+        with T.Kernel(2, threads=128 * groups) as bx:
+            q, k, v = (T.alloc_shared((n, 64), H) for n in (rows, keys, keys))
+            s, c = T.alloc_fragment((rows, keys), F), T.alloc_fragment((rows, 64), F)
+            p = T.alloc_fragment((rows, keys), H)
+            T.copy(Q[bx * rows, 0], q)
+            T.clear(c)
+            past = bx * rows + T.own_rows(rows)[1] + offset - less
+            steps = T.min(512 // keys, (bx * rows + rows - 1 + offset) // keys + 1)
+            for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong):
+                T.copy(K[j * keys, 0], k)
+                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if j * keys + keys - 1 > bx * rows + offset:
+                    for x, y in T.Parallel(rows, keys):
+                        s[x, y] = T.if_then_else(bx * rows + x + offset >= j * keys + y, s[x, y], 0)
+                for x, y in T.Parallel(rows, keys):
+                    p[x, y] = T.max(T.min(s[x, y], 8), -8)
+                T.copy(K[j * keys, 0], v)
+                T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow, used=past - j * keys)
+            T.copy(c, C[bx * rows, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("groups", "keys", "ping_pong"), [(1, 64, False), (2, 64, True), (2, 128, True), (3, 32, False)]
+)
+@pytest.mark.parametrize("offset", [0, 17, 64, 200, -70])
+def test_halves_of_products_are_left_out(groups: int, keys: int, ping_pong: bool, offset: int) -> None:
+    args = numbers(128 * groups, 64), numbers(512, 64), zeros(128 * groups, 64), offset
+    queries, seen = args[0].double(), torch.arange(128 * groups)[:, None] + offset >= torch.arange(512)
+    scores = torch.where(seen, queries @ args[1].double().mT, 0.0).clamp(-8, 8)
+    want = (scores @ args[1].double()).float()
+    made = torch_tile.compile(halved_call(groups, keys, ping_pong), target="cuda:sm_90a")
+    assert f"_rs_x{keys // 32}<" in made.source or keys == 32, "no product is cut in halves"
+    evaluate(halved_call(groups, keys, ping_pong), *args)
+    torch.testing.assert_close(args[2], want, rtol=0, atol=0)
+    args[2].fill_(7)
+    findings = made.interpret(*args)
+    assert not findings, findings.report()
+    torch.testing.assert_close(args[2], want, rtol=0, atol=0)
+    assert not made.cubin.warnings and not any(r.spills for r in made.resources.values())
+
+
+def test_a_wrong_promise_of_zeros_loses_values() -> None:
+    """So a half that is not used is surely left out."""
+    args = numbers(256, 64), numbers(512, 64).abs() + 1, zeros(256, 64), 0
+    wrong = torch_tile.compile(halved_call(2, 128, True, less=64), target="cuda:sm_90a")
+    want = args[2].clone()
+    evaluate(halved_call(2, 128, True), *args[:2], want, 0)
+    wrong.interpret(*args)
+    lost = (args[2] != want).any(1).view(2, 2, 64).any(2)  # by block and warpgroup
+    assert lost[:, 1].all() and not lost[:, 0].any()  # the first half is multiplied in any case
+
+
+@pytest.mark.parametrize("used", [1.5, True, "all"])
+def test_columns_in_use_are_a_number(used: object) -> None:
+    with pytest.raises(torch_tile.TileError) as found:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64, 64), H), C: T.Tensor((64, 64), F)):
+            with T.Kernel(1, threads=128):
+                a, c = T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+                T.copy(A, a)
+                T.gemm(a, a, c, clear_accum=True, used=used)
+                T.copy(c, C)
+
+    assert found.value.code == "bad_argument" and "used" in str(found.value)
+
+
 def test_operands_by_way_of_shared_memory() -> None:
     """Warpgroups that share rows exchange what they computed; one tile is an operand of both products."""
 

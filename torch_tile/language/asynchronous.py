@@ -310,6 +310,7 @@ def gemm(
     *,
     wg_wait: int = 0,
     wgmma: bool = False,
+    used: Scalar = None,
     k_pack: int = 1,
     mbar: Any = None,
     annotations: Annotations = None,
@@ -320,9 +321,10 @@ def gemm(
     dimensions have size 1. Where `clear_accum` holds, a bool or an expression as in `k == 0`, C is set to 0 before.
     `policy` says how warps split C.
 
-    With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay in flight. `k_pack`
-    and `annotations` are hints of TileLang's without effect. Raises TileError for shapes and dtypes that have no
-    product, and for `mbar`, which only products of sm_100 signal.
+    With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay in flight. With
+    `used` the author promises: columns of A from there on are zeros in the rows of T.own_rows. A product that is waited
+    for at once may then leave its second half out. `k_pack` and `annotations` are hints of TileLang's without effect.
+    Raises TileError for shapes and dtypes that have no product, and for `mbar`, which only products of sm_100 signal.
     """
     at = tracer("T.gemm")
     if mbar is not None:
@@ -334,7 +336,11 @@ def gemm(
             "wrong_value", None, op="T.gemm", name="k_pack", want="an int equal to 1 or 2", got=repr(k_pack), fix=fix
         )
     clears = _cleared(at, C, clear_accum)
-    at.emit(Gemm.build(A, B, C, transpose_A, transpose_B, policy, clears, wg_wait=wg_wait, wgmma=wgmma))
+    columns = to_expr(used) if isinstance(used, Expr) or (is_number(used) and not isinstance(used, bool)) else None
+    if used is not None and (columns is None or not columns.dtype.is_integer):
+        why, fix = f"is {used!r}"[:60], "give the number of columns of A that a product needs"
+        raise error("bad_argument", None, op="T.gemm", name="used", why=why, fix=fix)
+    at.emit(Gemm.build(A, B, C, transpose_A, transpose_B, policy, clears, wg_wait=wg_wait, wgmma=wgmma, used=columns))
 
 
 def wgmma_gemm(

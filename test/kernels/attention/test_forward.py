@@ -227,6 +227,10 @@ AHEAD = replace(APART, block_q=128, threads=256, queries_ahead=True, early=True,
         (1, 130, 200, False, replace(AHEAD, persistent=1, in_order=True), 0),
         (2, 290, 290, True, replace(AHEAD, persistent=2, paired=True), 0),
         (3, 290, 290, True, replace(AHEAD, persistent=2, paired=True, rounds_by_length=1), 0),
+        (2, 290, 290, True, replace(AHEAD, block_kv=128, persistent=2, paired=True, halved=True), 0),
+        (1, 330, 215, True, replace(AHEAD, block_kv=128, persistent=1, paired=True, halved=True), 0),
+        (1, 200, 500, True, replace(AHEAD, persistent=1, paired=True, halved=True), 0),
+        (2, 300, 300, True, replace(APART, block_q=128, threads=256, block_kv=128, paired=True, halved=True), 0),
         (1, 100, 70, False, replace(AHEAD, persistent=2), 0),  # a block of one tile of two steps, and one without
         (1, 200, 100, True, replace(AHEAD, persistent=2), 0),  # tiles without a key do not start early
         (1, 200, 230, True, replace(APART, block_q=192, block_kv=128, threads=384, ping_pong=True, own_keys=True), 0),

@@ -150,7 +150,8 @@ def test_pairs_measured_on_an_h200(heads, length, changes, rounds):
     form = replace(FORM, dtype=torch.bfloat16, tile_d=128, tile_dv=128, causal=True, shifted=False, lse=False)
     config = config_for(replace(form, **changes), Problem(heads, length, length), H200)
     assert config.paired == bool(config.persistent) == (rounds is not None)
-    assert config.rounds_by_length == (rounds or 0) and config.early == config.queries_ahead == config.paired
+    assert config.rounds_by_length == (rounds or 0)
+    assert config.early == config.queries_ahead == config.halved == config.paired
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,10 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                     own = span.first + begin, T.min(span.first + own_end - 1, span.length - 1)
                     own_keys = spec.key_blocks(config, own, span.q_offset, window, span.keys, splits, split)
                     hidden = end - own_keys[1]
+                past = None
+                if config.halved:  # the end of the keys that a warpgroup sees
+                    past = T.min(span.first + T.own_rows(rows)[1], span.length) - first * keys
+                    past = past + span.q_offset if spec.shifted else past
                 unit = spec.unit(scale)
                 scale_log2 = unit * LOG2_E
                 for iteration in T.Pipelined(
@@ -381,7 +385,10 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                         T.copy(scores, probs)
                     if not layout.fixed:
                         clear_past(v_tile, step * keys, span.keys, may_end)
-                    T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(
+                        probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow,
+                        used=None if past is None else past - iteration * keys,
+                    )  # fmt: skip
 
                 if config.partial_sums > 1:
                     T.reduce_sum(partial_sums, row_sum, dim=1)

@@ -45,6 +45,8 @@ class Config:
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
     With `own_keys` a warpgroup leaves out the last key tiles of its block that none of its rows sees. It hides keys
     only in tiles that its own rows cut.
+    With `halved` the keys come in rising order. A warpgroup leaves out the second half of a tile's last values if it
+    sees none of these.
     With `ordered` blocks of keys add to gradients of queries in one order. With `alone` one block has all keys.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights. With `one_tile` a block has all rows of its heads: no index is divided by splits.
@@ -75,6 +77,7 @@ class Config:
     in_order: bool = False
     queries_ahead: bool = False
     early: bool = False
+    halved: bool = False
     ordered: bool = False
     alone: bool = False
     one_tile: bool = False

@@ -281,7 +281,7 @@ def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None
         ahead = ahead if footprint(ahead, spec, bulk=True).fits(machine.target) else lasting
         early = replace(ahead, early=ahead.queries_ahead)
         if (rounds := _rounds_by_length(config, spec, problem, machine)) is not None:
-            return replace(early, paired=True, rounds_by_length=rounds)
+            return replace(early, paired=True, rounds_by_length=rounds, halved=True)
         if _runs_in_order(config, spec, problem, machine):
             return replace(early, in_order=True)
         if _by_length(config, spec, problem, machine):

@@ -442,7 +442,7 @@ def _one_behind(loop: st.For, stmts: Sequence[Stmt], products: Sequence[Stmt], a
     body: list[Stmt] = []
     for one in stmts:
         if isinstance(one, Gemm) and any(one is product for product in products):
-            body.append(replace(one, wg_wait=len(products) if one is products[-1] else -1))
+            body.append(one.started(len(products) if one is products[-1] else -1))
         elif not any(one is arrival for arrival in arrivals):
             body.append(one)
     if arrivals:
@@ -479,7 +479,7 @@ class _Queue:
             self.first, self.busy = len(self.stmts), False
         self.pending.append(product)
         self.started += 1
-        self.stmts.append(replace(product, wg_wait=-1))
+        self.stmts.append(product.started())
 
     def release(self, arrival: Stmt) -> None:
         """Release a tile once the products before are done."""
@@ -754,7 +754,7 @@ def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
 
 def _started(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
     """Yield the statements with products that no wait follows yet."""
-    return (replace(s, wg_wait=-1) if isinstance(s, Gemm) else s for s in stmts)
+    return (s.started() if isinstance(s, Gemm) else s for s in stmts)
 
 
 def _results(stmts: Sequence[Stmt]) -> list[Stmt]:

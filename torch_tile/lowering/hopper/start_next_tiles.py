@@ -185,7 +185,7 @@ def _build(loop: st.For, tile: _Tile) -> Block:
         made = Instance(IdMap([(var, iteration)]), IdMap(), fresh=True)
         return [made(one) for one in stmts]
 
-    started = (*tile.waits, replace(tile.first, wg_wait=-1))
+    started = (*tile.waits, tile.first.started())
     *waits, product = at(start, started)
     before = If(binary("<", start, stop), Block((*waits, take, product, give)), Block(()))
     # Behind the last tile `more` is 0: the counts then name the last step of that tile.
@@ -198,7 +198,7 @@ def _build(loop: st.For, tile: _Tile) -> Block:
         Let(more, select(binary("<", var + 1, stop), const(1, int32), ZERO), span=loop.span),
         *waits,
         take,
-        replace(tile.last, wg_wait=-1),
+        replace(tile.last, wg_wait=-1),  # of one group or two, both older than the one that stays in flight
         product,
         give,
         wgmma_wait(1),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
@@ -75,7 +75,7 @@ def _end_of_iteration(parts: _Parts, k: Var, now: Expr, following: Expr | None) 
 def _clone_at(stmts: Sequence[Stmt], k: Var, iteration: Expr) -> list[Stmt]:
     """Clone statements for an iteration; products among them are not waited for."""
     one = Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
-    return [one(replace(s, wg_wait=-1) if isinstance(s, Gemm) else s) for s in stmts]
+    return [one(s.started() if isinstance(s, Gemm) else s) for s in stmts]
 
 
 @dataclass(frozen=True)

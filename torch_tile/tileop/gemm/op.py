@@ -77,7 +77,8 @@ class Gemm(RegisteredOp):
     """Multiply: A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
 
     A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none. With `wgmma`
-    it goes so or not at all.
+    it goes so or not at all. In the rows of the running warpgroup (T.own_rows), columns of A from `used` on are zeros.
+    A product by wgmma may leave its second half out then, and is two groups.
     """
 
     A: Region
@@ -89,6 +90,7 @@ class Gemm(RegisteredOp):
     clear_accum: bool = False
     wg_wait: int = 0
     wgmma: bool = False
+    used: Expr | None = None
 
     @classmethod
     def build(
@@ -103,13 +105,19 @@ class Gemm(RegisteredOp):
         *,
         wg_wait: int = 0,
         wgmma: bool = False,
+        used: Expr | None = None,
     ) -> Gemm:
         """Build the op. Operands are buffers or slices; asynchronous.py has what an author may write."""
         if not isinstance(policy, GemmWarpPolicy):
             why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"
             raise error("bad_argument", None, op="T.gemm", name="policy", why=why, fix=fix)
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
-        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
+        made = cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
+        return made if used is None or wg_wait else replace(made, used=used)
+
+    def started(self, pending: int = -1) -> Gemm:
+        """Return the product with a wait for all but `pending` groups. These count, so it is one group and whole."""
+        return replace(self, wg_wait=pending, used=None)
 
     def check(self) -> list[Diagnostic]:
         """Check that shapes fit, operands are on chip, and the types have a product."""

@@ -20,7 +20,7 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Binary, Expr, const
 from torch_tile.ir.layout import Layout, shared_tile
 from torch_tile.ir.node import node_class
-from torch_tile.ir.stmt import Block, Stmt, Store
+from torch_tile.ir.stmt import Block, If, Stmt, Store
 from torch_tile.tileop.base import RegisteredOp, is_one, need_region, tile_op
 from torch_tile.tileop.gemm.mma import matrix_sizes, operand_types, problem
 from torch_tile.tileop.gemm.partition import WarpgroupPartition, instruction_columns, warpgroup_partitions
@@ -125,7 +125,17 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     after = [wgmma.wgmma_wait(op.wg_wait)] if op.wg_wait >= 0 else []
     if op.wg_wait == 0:
         after.append(held)
-    return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
+    half = k // step // 2 if op.used is not None and op.wg_wait <= 0 and k // step % 2 == 0 else 0
+    if not half:
+        return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
+    assert op.used is not None
+    # A group for each half: of one group that ends behind a branch, the assembler fences and closes the parts itself.
+    first, second = (
+        (wgmma.wgmma_fence(), unrolled("ks", half, each), wgmma.wgmma_commit())
+        for each in (products, lambda ks: products(ks + half))
+    )
+    rest = If(Binary(">", op.used, const(half * step, op.used.dtype)), Block(second), Block(()))
+    return Block((*before, *first, rest, *after))
 
 
 @dataclass(frozen=True)
