@@ -3,7 +3,8 @@
 
 Nothing else of the kernel runs. `wait_events.py` lists the events of threads that wait at the same places. Those of
 one warp are a runner, which goes step by step. Runners take steps in several orders, as any of them may be slow, one
-warp of a role, too. Bytes of copies are taken to have come.
+warp of a role, too. No warp is taken to be so slow that it misses a phase that another one with its list has seen, as
+all warps of a producer wait for what only one of them fills. Bytes of copies are taken to have come.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ MOST_STEPS = 20000  # of all runners together
 class Runner:
     """Threads of one warp that wait at the same places. At a barrier they wait for the end of number `use`.
 
-    The warp is number `warp` of those that share the events.
+    The warp is number `warp` of those that share the events. The first of these has `seen` so many events.
     """
 
     warp: int
     events: Sequence[Event]
+    seen: list[int]
     done: int = 0
     use: int | None = None
 
@@ -91,7 +93,8 @@ def run_waits(kernel: Kernel, size: int | None = None, most: int = MOST_EVENTS) 
         return None
     first = [0, *accumulate(len(warps) for warps, _ in listed)]  # the first runner of each list, and their number
     for order, together in _orders(range(first.pop()), first):
-        run = _Run([Runner(warp, events) for warps, events in listed for warp in range(len(warps))])
+        lists = [(len(warps), events, [0]) for warps, events in listed]
+        run = _Run([Runner(warp, events, seen) for count, events, seen in lists for warp in range(count)])
         if not run.to_the_end(order, together):
             return None
         if run.outcome.waiting:
@@ -138,7 +141,7 @@ class _Run:
             return False
         event, complete = runner.event, self.complete.get(runner.event.place, 0)
         if event.kind is Kind.WAIT:
-            return complete & 1 != event.parity
+            return complete & 1 != event.parity or runner.done < runner.seen[0]
         return event.kind is not Kind.BAR_SYNC or runner.use is None or complete > runner.use
 
     def _step(self, runner: Runner) -> None:
@@ -151,6 +154,7 @@ class _Run:
         if event.kind in (Kind.ARRIVE, Kind.BAR_ARRIVE):
             self._count(event, runner.warp)
         runner.done, runner.use = runner.done + 1, None
+        runner.seen[0] = max(runner.seen[0], runner.done)
 
     def _count(self, event: Event, warp: int) -> None:
         """Count the arrivals of a warp at an event."""
