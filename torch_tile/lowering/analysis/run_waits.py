@@ -4,13 +4,16 @@
 Nothing else of the kernel runs. `wait_events.py` lists the events of threads that wait at the same places. Those of
 one warp are a runner, which goes step by step. Runners take steps in several orders, as any of them may be slow, one
 warp of a role, too. Bytes of copies are taken to have come.
+
+A warp passes a wait for an mbarrier that another warp with its list has passed. Else it might miss the phase: all warps
+of a usual producer wait for what one of them fills, and nobody waits for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, pairwise
 
 from torch_tile.ir.stmt import Kernel
 from torch_tile.lowering.analysis.wait_events import Event, Kind, Place, Undecided, list_events
@@ -28,11 +31,12 @@ MOST_STEPS = 20000  # of all runners together
 class Runner:
     """Threads of one warp that wait at the same places. At a barrier they wait for the end of number `use`.
 
-    The warp is number `warp` of those that share the events.
+    The warp is number `warp` of those that share the events. The first of these has `seen` so many events.
     """
 
     warp: int
     events: Sequence[Event]
+    seen: list[int]
     done: int = 0
     use: int | None = None
 
@@ -89,26 +93,30 @@ def run_waits(kernel: Kernel, size: int | None = None, most: int = MOST_EVENTS) 
         return None
     if sum(len(warps) * len(events) for warps, events in listed) > MOST_STEPS:
         return None
-    first = [0, *accumulate(len(warps) for warps, _ in listed)]  # the first runner of each list, and their number
-    for order, together in _orders(range(first.pop()), first):
-        run = _Run([Runner(warp, events) for warps, events in listed for warp in range(len(warps))])
-        if not run.to_the_end(order, together):
+    ends = [0, *accumulate(len(warps) for warps, _ in listed)]
+    for order in _orders([range(a, b) for a, b in pairwise(ends)]):
+        lists = [(len(warps), events, [0]) for warps, events in listed]
+        run = _Run([Runner(warp, events, seen) for count, events, seen in lists for warp in range(count)])
+        if not run.to_the_end(order):
             return None
         if run.outcome.waiting:
             break
     return run.outcome
 
 
-def _orders(runners: Sequence[int], lists: Iterable[int]) -> Iterator[tuple[Sequence[int], int | None]]:
-    """Yield orders of runners, and how many of those that can go on take a step at a time: one, or all.
+def _orders(lists: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Yield orders of runners: those of the first part that has some that can go on take a step together.
 
-    In most orders, one runner goes on only where no other can. `lists` are the first runners with each list of events.
+    `lists` are the runners with each list of events. In most orders one runner, or all with its list, go on only where
+    no other can.
     """
-    yield runners, None
-    yield runners, 1
-    yield runners[::-1], 1
-    for slow in lists:
-        yield [*(each for each in runners if each != slow), slow], 1
+    each = [[runner] for one in lists for runner in one]
+    yield [[runner for one in lists for runner in one]]
+    for parts in (each, list(lists)):
+        yield [*parts]
+        yield [*reversed(parts)]
+    for slow in (part for one in lists for part in ((one[:1], one) if len(one) > 1 else (one,))):
+        yield [*(one for one in each if one[0] not in slow), slow]
 
 
 class _Run:
@@ -118,15 +126,12 @@ class _Run:
         self.outcome = Outcome(runners)
         self.complete, self.come = self.outcome.complete, self.outcome.come
 
-    def to_the_end(self, order: Sequence[int], together: int | None) -> bool:
-        """Take steps until no runner can go on; return False if that takes too many.
-
-        In each turn, the first ones in `order` that can go on take a step: as many as `together` says, None for all.
-        """
-        runners = [self.outcome.runners[each] for each in order]
+    def to_the_end(self, order: Sequence[Sequence[int]]) -> bool:
+        """Take steps in an order until no runner can go on; return False if that takes too many."""
+        parts = [[self.outcome.runners[each] for each in part] for part in order]
         for _ in range(2 * MOST_STEPS):
-            ready = list(islice(filter(self._can_go_on, runners), together))
-            if not ready:
+            found = (ready for part in parts if (ready := [*filter(self._can_go_on, part)]))
+            if not (ready := next(found, [])):
                 return True
             for runner in ready:
                 self._step(runner)
@@ -138,7 +143,7 @@ class _Run:
             return False
         event, complete = runner.event, self.complete.get(runner.event.place, 0)
         if event.kind is Kind.WAIT:
-            return complete & 1 != event.parity
+            return complete & 1 != event.parity or runner.done < runner.seen[0]
         return event.kind is not Kind.BAR_SYNC or runner.use is None or complete > runner.use
 
     def _step(self, runner: Runner) -> None:
@@ -151,6 +156,7 @@ class _Run:
         if event.kind in (Kind.ARRIVE, Kind.BAR_ARRIVE):
             self._count(event, runner.warp)
         runner.done, runner.use = runner.done + 1, None
+        runner.seen[0] = max(runner.seen[0], runner.done)
 
     def _count(self, event: Event, warp: int) -> None:
         """Count the arrivals of a warp at an event."""
