@@ -2,9 +2,11 @@
 """What a GPU's passes make of a program, one by one, and that the printed text of each says the same program."""
 
 import linecache
+from dataclasses import replace
 
 import torch_tile.language as T
-from torch_tile.ir.node import alike
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Rewriter, alike
 from torch_tile.ir.verify import verify
 from torch_tile.lowering import cuda_passes
 from torch_tile.lowering.common.simplify import simplify_program
@@ -29,8 +31,20 @@ def trace(text):
     return next(f.program for f in scope.values() if isinstance(f, T.PrimFunc))
 
 
+class _Unsaid(Rewriter):
+    """Forget the bounds of variables' values, which the text does not say and `simplify_program` uses."""
+
+    def __init__(self):
+        self.found = IdMap()
+
+    def visit_Buffer(self, buffer):
+        if buffer.below and buffer not in self.found:
+            self.found[buffer] = replace(buffer, below=0)
+        return self.found.get(buffer, buffer)
+
+
 def traces_back(step, program):
     """Assert that the text of what a pass made is traced to the same program."""
     text = repr(program)
     back = trace(text)  # tracing computes with literals at once
-    assert alike(simplify_program(back), simplify_program(program)), f"after {step}:\n{text}\n{back}"
+    assert alike(simplify_program(back), simplify_program(_Unsaid()(program))), f"after {step}:\n{text}\n{back}"
