@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
     view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import cut_dequant, gemm, held_dequant, row_dequant, spec as gemm_spec
+from torch_tile.kernels.gemm import cut_dequant, cut_rules, gemm, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -472,10 +472,10 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
-    for kernel in (cut_dequant, held_dequant, row_dequant) if config is None else ():
-        found = kernel.config_for(problem, spec, machine) if kernel.fits(spec, problem, machine) else None
+    for rules, launch in ((cut_rules, cut_dequant.run), (row_dequant, row_dequant.run)) if config is None else ():
+        found = rules.config_for(problem, spec, machine) if rules.fits(spec, problem, machine) else None
         if found is not None:
-            kernel.run(spec, tensors, out, found, machine)
+            launch(spec, tensors, out, found, machine)
             return
     if args.norm_eps is not None:  # other kernels take no norm: it is a kernel of its own
         a = rms_norm(args.a, args.norm_weight, args.norm_eps, "none", 0.0, False)
