@@ -33,9 +33,9 @@ from torch_tile.hardware import WARP
 from torch_tile.kernels.common import Machine, start_early, strided, vector_of
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm.cut_sums import Parts, Place, Store, shape_of_sums, sums_of
-from torch_tile.kernels.gemm.formats import TABLE, pairs_of
+from torch_tile.kernels.gemm.fields_in_place import order_of, table_of, weight_in_place
+from torch_tile.kernels.gemm.formats import TABLE
 from torch_tile.kernels.gemm.packed import Factor, Spec, finish
-from torch_tile.kernels.gemm.row_dequant import order_of, unsigned
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
 
@@ -63,9 +63,7 @@ def weight_of(spec: Spec, words: Any, table: Any, index: int, product: Any, pair
     order = order_of(spec)
     word = words[(index * 2 + pair % 2) * order.words + product // 2]
     _, place, half = order.field(product % 2 * 16 + pair // 2 * 8 + e)
-    if table is not None:
-        return table[T.table_place(word, place, T.get_thread_binding() % WARP, half)]
-    return T.cast(T.nibble_in_place(unsigned(spec, word), place, half), "float16")
+    return weight_in_place(spec, word, place, half, table, T.get_thread_binding() % WARP)
 
 
 @T.macro
@@ -99,7 +97,7 @@ def multiply_part(
     for number, words in enumerate(ahead):
         fetch_words(parts, words, bs, at, number // parts.chunks, number % parts.chunks)
     sums.fetch(0)
-    table = pairs_of(storage.format, storage.high_first, torch.float16) if storage.coded else None
+    table = table_of(spec)
     columns = sums.load(a)
     sums.joined = [T.alloc_shared(shape_of_sums(parts), "float32") for _ in bs]
     T.annotate_layout({tiles: T.make_linear_layout(tiles) for tiles in sums.joined})

@@ -16,8 +16,9 @@ from torch_tile.kernels.common import Machine, power_of_two, round_up, typical
 from torch_tile.kernels.gemm import row_dequant
 from torch_tile.kernels.gemm.cut_dequant import chunks_of_warp, footprint
 from torch_tile.kernels.gemm.cut_sums import Parts
+from torch_tile.kernels.gemm.fields_in_place import excess, has_whole_groups
 from torch_tile.kernels.gemm.packed import Problem, Spec
-from torch_tile.kernels.gemm.row_dequant import SLICES, excess
+from torch_tile.kernels.gemm.row_dequant import SLICES
 from torch_tile.kernels.gemm.tiling import Config
 
 WARPS = 16  # of a block, at most
@@ -87,7 +88,7 @@ LEAST_WEIGHTS_OF_ROWS = 1 << 24  # of a matrix
 
 def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Return whether this kernel can compute a product: of up to eight rows, without a norm."""
-    return row_dequant.has_whole_groups(spec, problem, machine) and problem.m <= SLICES and spec.norm is None
+    return has_whole_groups(spec, problem, machine) and problem.m <= SLICES and spec.norm is None
 
 
 def config_for(problem: Problem, spec: Spec, machine: Machine) -> Config | None:

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import torch_tile.language as T
 from torch_tile.hardware import WARP
 from torch_tile.kernels.common import power_of_two, round_up
-from torch_tile.kernels.gemm.packed import Spec
-from torch_tile.kernels.gemm.row_dequant import (
+from torch_tile.kernels.gemm.fields_in_place import (
     FIELDS,
     IN_PLACE,
-    SLICES,
     Order,
     excess,
+    float_of,
     lifting_exponent,
     lowering_power,
     order_of,
-    power_of_two as float_of,
     takes_off,
 )
+from torch_tile.kernels.gemm.packed import Spec
+from torch_tile.kernels.gemm.row_dequant import SLICES
 from torch_tile.kernels.gemm.tiling import Config
 
 RUN = 8  # groups of a row whose factors a lane reads at once
@@ -183,7 +183,7 @@ def sums_of(parts: Parts, spec: Spec, operands: Sequence[Any], at: Place) -> Sum
 class SumsOfGroups:
     """Sums of groups in shared memory, for rows whose slices of K share a product.
 
-    A power of two lifts a lane's columns of a chunk (see row_dequant.py). The lane keeps what takes it back.
+    A power of two lifts a lane's columns of a chunk (see fields_in_place.py). The lane keeps what takes it back.
     A few lanes add up a row of the weights: sums of groups times scales.
     """
 

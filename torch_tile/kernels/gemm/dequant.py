@@ -541,9 +541,7 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
 
 def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[Spec, list[torch.Tensor]]:
     """Let the kernel read four bytes of scales at once. A step must have so many groups, and each row whole pieces."""
-    storage, count = spec.storage, len(spec.storage.transposed)
-    first = 1 + count
-    scales = tensors[first : first + count]
+    storage, (bs, scales, zeros, aux) = spec.storage, spec.sort(tensors[1:])
     if (
         storage.scale != Factor(torch.uint8, False, power=True)
         or storage.zero
@@ -555,22 +553,21 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
         return spec, tensors
     scale = Factor(torch.int32, False, True, WORD)
     words = [view_as(x, torch.int32) for x in scales]
-    return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
+    return replace(spec, storage=replace(storage, scale=scale)), [tensors[0], *bs, *words, *zeros, *aux]
 
 
 def with_copied_factors(spec: Spec, tensors: Sequence[torch.Tensor], config: Config, machine: Machine) -> Spec:
     """Let bulk copies bring scales and zeros. Each of their rows must be whole pieces of 16 bytes; blocks that share a
     sum over K must have whole spans.
     """
-    storage, count, k = spec.storage, len(spec.storage.transposed), tensors[0].shape[1]
+    storage, k = spec.storage, tensors[0].shape[1]
     bulk = machine.is_gpu and machine.target.has_wgmma and storage.words == torch.int32 and not any(storage.transposed)
     if not bulk or not storage.group:
         return spec
     changes: dict[str, Any] = {}
-    first = 1 + count
-    for name, kind in (("scale", storage.scale), ("zero", storage.zero)):
+    _, scales, zeros, _ = spec.sort(tensors[1:])
+    for name, kind, factors in (("scale", storage.scale, scales), ("zero", storage.zero, zeros)):
         if kind:
-            factors, first = tensors[first : first + count], first + count
             if kind.transposed or vector_of(factors, [x.shape[-1] for x in factors]) == 1:
                 return spec
             changes[name] = replace(kind, whole=SPAN_BYTES // kind.dtype.itemsize)
