@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
     view_as,
 )
 from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile
-from torch_tile.kernels.gemm import cut_dequant, gemm, held_dequant, row_dequant, spec as gemm_spec
+from torch_tile.kernels.gemm import cut_dequant, cut_rules, gemm, row_dequant, spec as gemm_spec
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.formats import FORMATS, TABLE, pairs_of
 from torch_tile.kernels.gemm.packed import (
@@ -472,10 +472,10 @@ def run(args: DequantGemmArgs[torch.Tensor], out: torch.Tensor, config: Config |
     """Launch `dequant_gemm` into `out`, which must be contiguous and not empty."""
     machine = machine_of(args.a)
     spec, problem, tensors = prepare(args, machine)
-    for kernel in (cut_dequant, held_dequant, row_dequant) if config is None else ():
-        found = kernel.config_for(problem, spec, machine) if kernel.fits(spec, problem, machine) else None
+    for rules, launch in ((cut_rules, cut_dequant.run), (row_dequant, row_dequant.run)) if config is None else ():
+        found = rules.config_for(problem, spec, machine) if rules.fits(spec, problem, machine) else None
         if found is not None:
-            kernel.run(spec, tensors, out, found, machine)
+            launch(spec, tensors, out, found, machine)
             return
     if args.norm_eps is not None:  # other kernels take no norm: it is a kernel of its own
         a = rms_norm(args.a, args.norm_weight, args.norm_eps, "none", 0.0, False)
@@ -541,9 +541,7 @@ def prepare(args: DequantGemmArgs[torch.Tensor], machine: Machine) -> tuple[Spec
 
 def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[Spec, list[torch.Tensor]]:
     """Let the kernel read four bytes of scales at once. A step must have so many groups, and each row whole pieces."""
-    storage, count = spec.storage, len(spec.storage.transposed)
-    first = 1 + count
-    scales = tensors[first : first + count]
+    storage, (bs, scales, zeros, aux) = spec.storage, spec.sort(tensors[1:])
     if (
         storage.scale != Factor(torch.uint8, False, power=True)
         or storage.zero
@@ -555,22 +553,21 @@ def together(spec: Spec, tensors: list[torch.Tensor], config: Config) -> tuple[S
         return spec, tensors
     scale = Factor(torch.int32, False, True, WORD)
     words = [view_as(x, torch.int32) for x in scales]
-    return replace(spec, storage=replace(storage, scale=scale)), [*tensors[:first], *words, *tensors[first + count :]]
+    return replace(spec, storage=replace(storage, scale=scale)), [tensors[0], *bs, *words, *zeros, *aux]
 
 
 def with_copied_factors(spec: Spec, tensors: Sequence[torch.Tensor], config: Config, machine: Machine) -> Spec:
     """Let bulk copies bring scales and zeros. Each of their rows must be whole pieces of 16 bytes; blocks that share a
     sum over K must have whole spans.
     """
-    storage, count, k = spec.storage, len(spec.storage.transposed), tensors[0].shape[1]
+    storage, k = spec.storage, tensors[0].shape[1]
     bulk = machine.is_gpu and machine.target.has_wgmma and storage.words == torch.int32 and not any(storage.transposed)
     if not bulk or not storage.group:
         return spec
     changes: dict[str, Any] = {}
-    first = 1 + count
-    for name, kind in (("scale", storage.scale), ("zero", storage.zero)):
+    _, scales, zeros, _ = spec.sort(tensors[1:])
+    for name, kind, factors in (("scale", storage.scale, scales), ("zero", storage.zero, zeros)):
         if kind:
-            factors, first = tensors[first : first + count], first + count
             if kind.transposed or vector_of(factors, [x.shape[-1] for x in factors]) == 1:
                 return spec
             changes[name] = replace(kind, whole=SPAN_BYTES // kind.dtype.itemsize)

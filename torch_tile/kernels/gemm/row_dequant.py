@@ -5,15 +5,14 @@ Tensor cores multiply tiles of 16 x 8 at least. For one row, seven of eight colu
 slices of a group each. Row `j * S + s` of a tile is slice `s` of row `j` of the weights, for S slices. Column
 `i * S + s` of the other operand is slice `s` of row `i` of a. A result is the sum of the product's entries where both
 slices are the same. So a block has few rows of the weights. A warp reads S groups of one row at once, which lie side by
-side in memory. Fields are multiplied as they lie in their words: a masked half of a word is a float16 below the least
-normal one. Codes of a format are looked up in a table. May assume what `dequant.prepare` describes.
+side in memory. Fields are multiplied as they lie in their words: see fields_in_place.py. May assume what
+`dequant.prepare` describes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,94 +20,28 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, power_of_two as next_power, round_up, start_early, strided, typical
 from torch_tile.kernels.footprint import Footprint, Tile
-from torch_tile.kernels.gemm.formats import TABLE, pairs_of
-from torch_tile.kernels.gemm.packed import SIGNS, Problem, Spec, finish
+from torch_tile.kernels.gemm.fields_in_place import (
+    COLUMNS,
+    FIELDS,
+    Order,
+    excess,
+    float_of,
+    has_whole_groups,
+    lifting_exponent,
+    lowering_power,
+    order_of,
+    table_of,
+    takes_off,
+    weight_in_place,
+)
+from torch_tile.kernels.gemm.formats import TABLE
+from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
-from torch_tile.kernels.measured_rules import verdict
 
 SLICES = 8  # columns of the smallest product of tensor cores
-FIELDS = 8  # of a word
-COLUMNS = 4 * FIELDS  # of a word of each lane that shares a row
 PADDING = 16  # numbers behind a line of the rows: neighbours of a column lie in other banks
 HELD = 32  # numbers of the row that a thread has in registers at once
-# Sums of two exponents as float32 stores them: of a group's largest number and its factor, of the factor and what takes
-# it back. Then the largest factor's exponent.
-LIFTED, BACK, MOST = 268, 254, 253
-IN_PLACE = 24  # the exponent of a field as it lies in its word, negated
-
-
-@dataclass(frozen=True)
-class Order:
-    """The order in which lanes take the `width` columns of a slice that share a scale.
-
-    Sums have no order. Four lanes share a row of an operand of mma.sync. Each takes a quarter of the columns, so that
-    it takes whole words. Lane l holds slots 2 l, 2 l + 1, 2 l + 8 and 2 l + 9 of 16. Both of a pair are the same field
-    of the halves of a word. A product takes the lower fields of a word's bytes, the next product the upper ones.
-    A pair of codes is a byte, which a table of pairs is asked for.
-    """
-
-    width: int
-    high_first: bool
-    coded: bool = False
-
-    @property
-    def words(self) -> int:
-        """Number of a lane's words."""
-        return self.width // COLUMNS
-
-    def field(self, slot: Any) -> tuple[Any, Any, Any]:
-        """Return the word of a slot, its field there, and the half that has it. Of a code: its byte, and which half."""
-        step, upper = slot // 16 % 2, slot // 8 % 2
-        place = step * 2 + upper if self.coded else upper * 2 + step
-        return slot % 8 // 2 * self.words + slot // COLUMNS, place, slot % 2
-
-    def held(self, slot: Any) -> tuple[Any, Any]:
-        """Return where `hold` puts the number of a slot: the word of its lane, and the place there."""
-        return slot // COLUMNS, slot % 8 // 2 * FIELDS + slot // 16 % 2 * 4 + slot // 8 % 2 * 2 + slot % 2
-
-    def place(self, group: Any, s: Any, place: Any) -> tuple[Any, Any]:
-        """Return where the rows have a place of a group of column `s` of the product."""
-        word = place // FIELDS
-        line = group * self.words + word % self.words
-        return line, s * COLUMNS + word // self.words * FIELDS + place % FIELDS
-
-    def less(self, place: Any) -> Any:
-        """Return the factor of a number that meets a field as it lies in its word: upper ones count 16 times."""
-        return 1.0 if self.coded else T.if_then_else(place % FIELDS < 4, 1.0, 1 / 16)
-
-    def column(self, place: Any) -> Any:
-        """Return the column whose number `hold` puts at a place of a word."""
-        if self.coded:
-            return place
-        upper = place % FIELDS // 4
-        return place // FIELDS * FIELDS + place % 2 * 4 + place // 2 % 2 * 2 + (1 - upper if self.high_first else upper)
-
-
-def order_of(spec: Spec) -> Order:
-    """Return the order of a product's columns."""
-    return Order(spec.storage.group, spec.storage.high_first, spec.storage.coded)
-
-
-def power_of_two(exponent: Any) -> Any:
-    """Return the float32 with such an exponent in its bits, in a kernel."""
-    return T.float_from_bits(exponent << 23, 0x7FFFFFFF, 0)
-
-
-def lifting_exponent(most: Any) -> Any:
-    """Return the exponent of the factor that lifts numbers of at most `most` in size, as float32 stores it."""
-    return T.max(T.min(LIFTED - (T.reinterpret(most, "int32") >> 23), MOST), IN_PLACE)
-
-
-def lowering_power(order: Order, exponent: Any) -> Any:
-    """Return the factor that takes lifted numbers back, and fields that were multiplied in their place."""
-    return power_of_two(BACK + (0 if order.coded else IN_PLACE) - exponent)
-
-
-def excess(spec: Spec) -> float:
-    """Return what is taken off each field as an unsigned number, besides its zero."""
-    storage = spec.storage
-    return 0.0 if storage.coded else float(storage.offset + (8 if storage.signed else 0))
 
 
 def words_of_threads(groups: int, width: int, threads: int) -> Any:
@@ -121,11 +54,6 @@ def words_of_threads(groups: int, width: int, threads: int) -> Any:
         return i % rows * lanes + word % lanes, (i // rows * each + word // lanes) * FIELDS + c % FIELDS
 
     return T.Fragment((groups, width), forward_fn=place)
-
-
-def unsigned(spec: Spec, word: Any) -> Any:
-    """Return a word whose fields are natural numbers: signed ones have their signs turned over."""
-    return word ^ SIGNS if spec.storage.signed else word
 
 
 @T.macro
@@ -169,7 +97,7 @@ def hold(
     for i, g, s in T.Parallel(count, groups // slices, slices):
         own = i * groups + g * slices + s
         exponent = lifting_exponent(most[own])
-        power[own] = power_of_two(exponent)
+        power[own] = float_of(exponent)
         powers[first + g, i * slices + s] = lowering_power(order, exponent)
         if squares is not None:
             squares[first + g, i * slices + s] = of_group[own]
@@ -265,12 +193,9 @@ def add_step(
             scale, zero = kept(spec.storage.scale, scales), kept(spec.storage.zero, zeros)
             weights = T.alloc_fragment((config.block_n, order.width), rows.dtype)
             for r, c in T.Parallel(*weights.shape):
-                word, *place = order.field(c)
-                if table is not None:
-                    byte, second = place
-                    weights[r, c] = table[T.table_place(words[r, word], byte, r % 8 * 4 + c % 8 // 2, second)]
-                else:
-                    weights[r, c] = T.cast(T.nibble_in_place(unsigned(spec, words[r, word]), *place), rows.dtype)
+                word, place, half = order.field(c)
+                lane = r % 8 * 4 + c % 8 // 2
+                weights[r, c] = weight_in_place(spec, words[r, word], place, half, table, lane)
             matrix.fetch(number, *following)
             total = T.alloc_fragment(product.shape, "float32")
             T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -327,7 +252,7 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             for matrix in matrices:
                 for number, _ in enumerate(matrix.groups):
                     matrix.fetch(number, block * rows, 0)
-            table = pairs_of(storage.format, storage.high_first, torch.float16) if storage.coded else None
+            table = table_of(spec)
             ordered = T.alloc_shared((held // slices * order.words, columns * COLUMNS + PADDING), "float16")
             T.annotate_layout({ordered: T.make_linear_layout(ordered)})
             powers, less, squares = (
@@ -372,23 +297,6 @@ def fits(spec: Spec, problem: Problem, machine: Machine) -> bool:
     return has_whole_groups(spec, problem, machine) and problem.m <= most
 
 
-def has_whole_groups(spec: Spec, problem: Problem, machine: Machine) -> bool:
-    """Return whether lanes can take whole words of groups with a scale each, and whether the sizes are known."""
-    storage = spec.storage
-    return (
-        not isinstance(problem.m, torch.SymInt)  # another call may have more rows
-        and not isinstance(problem.k, torch.SymInt)
-        and machine.is_gpu
-        and problem.aligned
-        and storage.words == torch.int32
-        and LEAST_GROUP <= storage.group <= AHEAD
-        and storage.group % COLUMNS == 0
-        and bool(storage.scale)
-        and problem.k % storage.group == 0
-        and verdict("dequant.slices", machine.target, False)
-    )
-
-
 def run(spec: Spec, tensors: Sequence[torch.Tensor], out: torch.Tensor, config: Config, machine: Machine) -> None:
     """Launch the product of few rows and the other operands of `dequant.prepare` into `out`.
 
@@ -407,15 +315,9 @@ def columns_of(config: Config) -> int:
     return config.block_m * config.splits
 
 
-def takes_off(spec: Spec) -> bool:
-    """Return whether something is taken off fields as unsigned numbers."""
-    return bool(spec.storage.zero) or excess(spec) != 0.0
-
-
 # Tilings. They change the speed, never the result.
 
 ROWS, THREADS = 128, 256  # of a tile, and of a block
-LEAST_GROUP = 64  # columns that share a scale: a product of tensor cores for each
 AHEAD = 256  # columns of a slice in a step, of all matrices together
 BLOCKS = (1, 2 * THREADS), (3, THREADS), (2, THREADS)  # of a multiprocessor: their number, and threads
 SLICES_OF = {2: (4, 8), 4: (2, 4, 8), 8: (2,)}  # of K, by rows of a
