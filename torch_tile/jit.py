@@ -55,6 +55,7 @@ from torch_tile.language.program import (
     with_declared_numbers,
 )
 from torch_tile.language.rewrite import parameter_span, result_span, source_tree
+from torch_tile.language.syntax_nodes import nodes_of
 from torch_tile.language.trace import is_tracing
 from torch_tile.options import CompileOptions, pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
@@ -697,17 +698,17 @@ def _undecorated(tree: ast.FunctionDef) -> list[str]:
 
 def _inner(tree: ast.FunctionDef) -> list[ast.FunctionDef]:
     """Return the functions that a function defines."""
-    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
+    return [n for n in nodes_of(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
 
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:
     """Return whether a function's source opens a `T.Kernel`."""
-    return any("Kernel" in ast.dump(i.context_expr) for n in ast.walk(tree) if isinstance(n, ast.With) for i in n.items)
+    return any("Kernel" in ast.dump(i.context_expr) for n in nodes_of(tree) if isinstance(n, ast.With) for i in n.items)
 
 
 def _declares_tensors(tree: ast.FunctionDef) -> bool:
     """Return whether a function annotates tensors, which makes it a kernel even without T.Kernel."""
-    found = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation]
+    found = [n.annotation for n in nodes_of(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation]
     return any(re.search(r"\bT\.(Strided)?Tensor\b", ast.unparse(each)) for each in found)
 
 

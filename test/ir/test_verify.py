@@ -251,3 +251,16 @@ def test_a_traced_kernel_is_well_formed():
             T.print(total, "total")
 
     verify(kernel.program, Stage.TILE)
+
+
+def test_what_held_before_is_asked_again_for_its_names_and_stage():
+    """Nodes keep the stage at which they held; a name may not be bound elsewhere, and a later stage has more rules."""
+    inside = put(half, i + one)
+    verify(program(loop(inside)), Stage.LOOPS)
+    for again in (program(inside), program(loop(inside), inside), program(loop(inside, var=j))):
+        with pytest.raises(InternalError, match="`i` is used where it is not bound"):
+            verify(again, Stage.LOOPS)
+    of_two = Store(square, (zero, zero), Load(square, (zero, zero)))
+    verify(program(of_two), Stage.LOOPS)
+    with pytest.raises(InternalError, match="is not flat"):
+        verify(program(of_two), Stage.FLAT)

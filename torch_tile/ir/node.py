@@ -159,13 +159,15 @@ def find(node: Node, *kinds: type[Node]) -> Iterator[Node]:
     wanted = 0
     for kind in kinds:
         wanted |= kind.bit
+    if not contents(node) & wanted:
+        return
     waiting = [node]
     while waiting:
         node = waiting.pop()
-        if (node.__dict__.get("_contents") or contents(node)) & wanted:
-            if isinstance(node, kinds):
-                yield node
-            waiting += reversed(children(node))
+        if isinstance(node, kinds):
+            yield node
+        below = node.__dict__["_children"]  # `contents` has asked for them
+        waiting += [each for each in reversed(below) if each.__dict__["_contents"] & wanted]
 
 
 def contains(node: Node, *kinds: type[Node]) -> bool:

@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
     Var,
     is_zero,
 )
-from torch_tile.ir.node import Node, children
+from torch_tile.ir.node import Node, children, symbols
 from torch_tile.ir.stmt import LoopKind
 
 
@@ -78,6 +78,7 @@ class _Verifier:
         self.bound: set[Node] = set()  # every symbol met so far
         self.visible: set[Node] = set()
         self.hidden: set[Node] = set()  # names of values that `here` hides from the C++ compiler
+        self.hiding = 0  # how many `here` were checked, which depend on what is hidden
         self.loops = 0
         self.threads = 0  # of a block of the kernel around
         self.outermost: set[Node] = set()  # the statements of its body itself
@@ -92,27 +93,45 @@ class _Verifier:
             self(kernel)
 
     def __call__(self, node: Node) -> None:
-        """Check a node and all below it."""
+        """Check a node and all below it. Nodes that bind nothing keep the stage at which they hold."""
         if node.is_symbol:
-            # Flat buffers no longer show the sizes and strides that the launcher learns from them.
-            free = self.stage is Stage.FLAT and isinstance(node, Var) and node.role == "dim"
-            self.need(free or node in self.visible, f"`{_name(node)}` is used where it is not bound", node)
+            if not self.is_visible(node):
+                self.fail(f"`{_name(node)}` is used where it is not bound", node)
             return
-        self.need(not isinstance(node, self.gone), f"{type(node).__name__} may not appear", node)
-        check = _CHECKS.get(type(node))
+        values = node.__dict__
+        if values.get("_sound") is self.stage and (
+            self.visible.issuperset(symbols(node)) or all(map(self.is_visible, symbols(node)))
+        ):
+            return
+        if isinstance(node, self.gone):
+            self.fail(f"{type(node).__name__} may not appear", node)
+        kind = type(node)
+        check = _CHECKS.get(kind)
         if check is not None:
             check(self, node)
-        scope = _SCOPES.get(type(node))
+        scope = _SCOPES.get(kind)
         if scope is not None:
             scope(self, node)
             return
+        hiding = self.hiding
         for child in children(node):
             self(child)
+        if hiding == self.hiding and isinstance(node, _KEPT):
+            values["_sound"] = self.stage
+
+    def is_visible(self, symbol: Node) -> bool:
+        """Return whether a symbol is bound around. Flat buffers do not show sizes, which the launcher learns."""
+        free = self.stage is Stage.FLAT and isinstance(symbol, Var) and symbol.role == "dim"
+        return free or symbol in self.visible
 
     def need(self, holds: bool, problem: str, node: Node) -> None:
         """Raise unless `holds`."""
         if not holds:
-            raise InternalError(f"{problem} at stage {self.stage.name}: {_shown(node)}", node.span)
+            self.fail(problem, node)
+
+    def fail(self, problem: str, node: Node) -> None:
+        """Raise InternalError for a node."""
+        raise InternalError(f"{problem} at stage {self.stage.name}: {_shown(node)}", node.span)
 
     def bind(self, symbols: Iterable[Node], where: Node) -> None:
         """Make symbols visible from here on; raise if one is bound twice."""
@@ -229,8 +248,9 @@ class _Verifier:
 
     def const(self, c: Const) -> None:
         """Check that the Python value is of the literal's kind."""
-        kind = {"bool": bool, "float": float}.get(c.type.kind, int)
-        self.need(type(c.value) is kind, f"a {c.type} is a Python {kind.__name__}", c)
+        kind = _PYTHON_TYPES.get(c.type.kind, int)
+        if type(c.value) is not kind:
+            self.fail(f"a {c.type} is a Python {kind.__name__}", c)
 
     def unary(self, e: Unary) -> None:
         """Check the operand: `not` takes a bool, `~` no float, `-` no bool."""
@@ -241,11 +261,11 @@ class _Verifier:
     def binary(self, e: Binary) -> None:
         """Check that both operands have one type, which the operator takes."""
         a, b = e.a.dtype, e.b.dtype
-        self.need(a == b, f"`{e.op}` of {a} and {b}", e)
-        if e.op in LOGICAL:
-            self.need(a.kind == "bool", f"`{e.op}` of {a}", e)
-        elif e.op in INTEGER_ONLY or e.op == "/":
-            self.need(a.is_float == (e.op == "/"), f"`{e.op}` of {a}", e)
+        if a is not b and a != b:
+            self.fail(f"`{e.op}` of {a} and {b}", e)
+        if e.op in LOGICAL or e.op in INTEGER_ONLY or e.op == "/":
+            if not (a.kind == "bool" if e.op in LOGICAL else a.is_float == (e.op == "/")):
+                self.fail(f"`{e.op}` of {a}", e)
         else:
             self.need(e.op in COMPARISONS or e.op in ("+", "-", "*", "//", "%", "min", "max"), "no such operator", e)
 
@@ -267,6 +287,7 @@ class _Verifier:
     def call(self, c: Call) -> None:
         """Check that `here` hides a thread's index or 0: its C++ form promises the compiler 0 to 1023."""
         if c.name == "here":
+            self.hiding += 1
             (value,) = c.args
             is_thread = isinstance(value, Var) and (value.role == "thread" or value in self.hidden)
             self.need(
@@ -293,6 +314,8 @@ class _Verifier:
         self.need(self.loops > 0, f"{type(s).__name__.lower()} outside a loop", s)
 
 
+_KEPT = Expr, Region, stmt.Store, stmt.Do
+_PYTHON_TYPES: dict[str, type] = {"bool": bool, "float": float}
 _SCOPES: dict[type[Node], Callable[[_Verifier, Any], None]] = {
     stmt.Kernel: _Verifier.kernel,
     stmt.For: _Verifier.loop,

@@ -20,6 +20,7 @@ from torch_tile.ir.expr import Call, Expr, Load, Var, is_number, pair, select
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Break, Continue, Let, Store
+from torch_tile.language.syntax_nodes import nodes_of, parts_of
 from torch_tile.language.trace import Replaced, Scope, Tracer
 
 UNBOUND = object()
@@ -174,7 +175,7 @@ def mutable_names(tree: ast.FunctionDef, reads: Reads) -> set[str]:
         for name in _assigned(node):
             levels.setdefault(name, set()).add(path)
         inner = (*path, node) if isinstance(node, ast.For | ast.While | ast.If) else path
-        for child in ast.iter_child_nodes(node):
+        for child in parts_of(node):
             visit(child, inner)
 
     visit(tree, ())
@@ -192,11 +193,13 @@ class Reads:
     """
 
     def __init__(self, tree: ast.FunctionDef):
-        nested = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and n is not tree]
+        nodes = nodes_of(tree)
+        nested = [n for n in nodes if isinstance(n, _FUNCTIONS) and n is not tree]
+        self.loaded: dict[ast.AST, Names] = {}
         # Functions inside are called at any time.
-        self.always: Names = frozenset(name for each in nested for name in _loaded(each))
+        self.always: Names = frozenset(name for each in nested for name in self._loaded(each))
         self.elsewhere: set[str] = {
-            name for n in ast.walk(tree) if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names
+            name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names
         }  # fmt: skip
         self.after: dict[ast.If | ast.For | ast.While, Names] = {}
         self.at_start: dict[ast.For | ast.While, Names] = {}
@@ -220,12 +223,20 @@ class Reads:
             name in self.always
             or name in self.elsewhere
             or any(name in self.at_start[loop] | self.after[loop] for loop in loops)
-            or any(isinstance(loop, ast.While) and name in _loaded(loop.test) for loop in loops)
+            or any(isinstance(loop, ast.While) and name in self._loaded(loop.test) for loop in loops)
         )
 
     def carried(self, node: ast.For | ast.While) -> list[str]:
         """Return the names that an iteration binds and may read before it binds them."""
         return [name for name in self._bound(node.body) if name in self.at_start[node]]
+
+    def _loaded(self, node: ast.AST) -> Names:
+        """Return the names that a node reads."""
+        found = self.loaded.get(node)
+        if found is None:
+            names = (n for n in nodes_of(node) if isinstance(n, ast.Name))
+            found = self.loaded[node] = frozenset(n.id for n in names if isinstance(n.ctx, ast.Load))
+        return found
 
     def _bound(self, stmts: list[ast.stmt]) -> list[str]:
         """Return the names that statements bind, without those bound elsewhere."""
@@ -242,26 +253,26 @@ class Reads:
         match stmt:
             case ast.If():
                 self.after[stmt] = after
-                return _loaded(stmt.test) | self._block(stmt.body, after) | self._block(stmt.orelse, after)
+                return self._loaded(stmt.test) | self._block(stmt.body, after) | self._block(stmt.orelse, after)
             case ast.For() | ast.While():
                 return self._loop(stmt, after)
             case ast.With():
                 names = {name for item in stmt.items if item.optional_vars for name in _stored(item.optional_vars)}
-                items = (_loaded(each) for each in stmt.items)
+                items = (self._loaded(each) for each in stmt.items)
                 return (self._block(stmt.body, after) - names).union(*items)
             case ast.Break():
                 return self.loops[-1][1]
             case ast.Continue():
                 return self.loops[-1][0]
             case ast.Return() | ast.Raise():
-                return _loaded(stmt)
+                return self._loaded(stmt)
             case ast.AugAssign(target=ast.Name(id=name)):
-                return after | _loaded(stmt) | {name}
+                return after | self._loaded(stmt) | {name}
             case ast.FunctionDef() | ast.ClassDef():
-                return after - {stmt.name} | _loaded(stmt)
+                return after - {stmt.name} | self._loaded(stmt)
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
-                return after - set(_assigned(stmt)) | _loaded(stmt)
-        after = after | _loaded(stmt)  # any other statement may bind nothing, and may leave its blocks at any time
+                return after - set(_assigned(stmt)) | self._loaded(stmt)
+        after = after | self._loaded(stmt)  # any other statement may bind nothing, and may leave its blocks at any time
         for part in (stmt, *getattr(stmt, "handlers", ()), *getattr(stmt, "cases", ())):
             for field in ("body", "orelse", "finalbody"):
                 self._block(getattr(part, field, []), after)
@@ -273,7 +284,7 @@ class Reads:
         iteration = self._block(loop.orelse, after)  # where it is decided whether there is another one
         self.after[loop] = iteration | after
         if isinstance(loop, ast.While):
-            iteration |= _loaded(loop.test)
+            iteration |= self._loaded(loop.test)
         while True:
             self.loops.append((iteration, after))
             start = self._block(loop.body, iteration) - bound
@@ -282,17 +293,12 @@ class Reads:
                 break
             iteration |= start
         self.at_start[loop] = start
-        return iteration | _loaded(loop.iter) if isinstance(loop, ast.For) else iteration
-
-
-def _loaded(node: ast.AST) -> Names:
-    """Return the names that a node reads."""
-    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        return iteration | self._loaded(loop.iter) if isinstance(loop, ast.For) else iteration
 
 
 def _stored(target: ast.AST) -> Iterator[str]:
     """Yield the names that an assignment target binds."""
-    yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    yield from (n.id for n in nodes_of(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 def _assigned(node: ast.AST) -> Iterator[str]:
@@ -314,6 +320,6 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         if isinstance(node, _COMPREHENSIONS):
-            yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+            yield from (n.target.id for n in nodes_of(node) if isinstance(n, ast.NamedExpr))
         elif not isinstance(node, _FUNCTIONS):
-            yield from _bound(ast.iter_child_nodes(node))
+            yield from _bound(parts_of(node))

@@ -466,6 +466,7 @@ def _version_of(holder: Any) -> Any:
 def _codes(function: FunctionType) -> Iterator[CodeType]:
     """Return the codes of a function, of functions inside it and of the annotations of its variables."""
     from torch_tile.language.rewrite import source_tree
+    from torch_tile.language.syntax_nodes import nodes_of
 
     todo = [function.__code__]
     while todo:
@@ -476,7 +477,7 @@ def _codes(function: FunctionType) -> Iterator[CodeType]:
         tree = source_tree(function)
     except Exception:  # a helper without a source, or a lambda
         return
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.AnnAssign):
             yield compile(ast.Expression(node.annotation), "<annotation>", "eval")
 

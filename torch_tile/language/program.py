@@ -30,6 +30,7 @@ from torch_tile.language.outside import exact_key
 from torch_tile.language.pointers import Pointer, PointerType
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import names_around, parameter_span, result_span, rewrite, source_tree
+from torch_tile.language.syntax_nodes import nodes_of
 from torch_tile.language.trace import Tracer, author_span, is_tracing, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 from torch_tile.language.views import resolve
@@ -529,7 +530,7 @@ def declared_in(function: FunctionType) -> set[str]:
 
 def declarations(function: FunctionType) -> list[ast.AnnAssign]:
     """Return the annotations without a value in a function's body."""
-    return [n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None]
+    return [n for n in nodes_of(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None]
 
 
 def _described(value: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.ir.idmap import IdMap
 from torch_tile.language.branches import Reads, mutable_names
+from torch_tile.language.syntax_nodes import fill_positions, nodes_of
 
 RECORDER = "__tile__"
 TRACED = "__traced__"
@@ -26,6 +27,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 # By identity: codes are equal where only annotations inside of the functions differ: those of two files, or of a cell
 # before and after an edit. Annotations of local names are not part of a code.
 _COMPILED: IdMap[CodeType, CodeType] = IdMap()
+_SOURCES: IdMap[CodeType, str] = IdMap()
+_TREES: IdMap[CodeType, ast.FunctionDef] = IdMap()
 
 
 def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callable[..., Any]:
@@ -46,7 +49,28 @@ def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callabl
 
 
 def source_tree(function: FunctionType) -> ast.FunctionDef:
-    """Return the function's AST with the positions of its file; `no_source` if it cannot be read."""
+    """Return the function's AST with the positions of its file, to read only; `no_source` if it cannot be read."""
+    tree = _TREES.get(function.__code__)
+    if tree is None:
+        tree = _TREES[function.__code__] = _parse(function)
+    return tree
+
+
+def _parse(function: FunctionType) -> ast.FunctionDef:
+    """Return the function's AST as `source_tree` does, to change."""
+    text = _SOURCES.get(function.__code__)
+    if text is None:
+        text = _SOURCES[function.__code__] = _source(function)
+    tree = ast.parse(text).body[0]
+    if isinstance(tree, ast.If):
+        tree = tree.body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise error("no_source", None, name=function.__name__)
+    return tree
+
+
+def _source(function: FunctionType) -> str:
+    """Return the text of a function with the positions of its file: inside of `if True:` if it is indented."""
     if function.__code__.co_name == "<lambda>":
         what, fix = "a lambda, which has no statements", "write the kernel by `def`"
         raise error("bad_function", None, decorator="torch_tile.jit", name="<lambda>", what=what, fix=fix)
@@ -57,13 +81,7 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
     # Not dedented, and behind as many lines as in the file: positions are those of the file, strings stay as they are.
     inside = lines[0][0].isspace()
     above = "\n" * (first - 2) + "if True:\n" if inside else "\n" * (first - 1)
-    tree = ast.parse(above + "".join(lines)).body[0]
-    if inside:
-        assert isinstance(tree, ast.If)
-        tree = tree.body[0]
-    if not isinstance(tree, ast.FunctionDef):
-        raise error("no_source", None, name=function.__name__)
-    return tree
+    return above + "".join(lines)
 
 
 def names_around(function: FunctionType) -> dict[str, Any]:
@@ -74,7 +92,7 @@ def names_around(function: FunctionType) -> dict[str, Any]:
 
 def parameter_span(function: FunctionType, name: str) -> Span | None:
     """Return the position of a parameter in the author's source."""
-    for node in ast.walk(source_tree(function).args):
+    for node in nodes_of(source_tree(function).args):
         if isinstance(node, ast.arg) and node.arg == name:
             end, stop = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset + 1
             return Span(function.__code__.co_filename, node.lineno, end, node.col_offset, stop)
@@ -84,8 +102,9 @@ def parameter_span(function: FunctionType, name: str) -> Span | None:
 def result_span(function: FunctionType) -> Span | None:
     """Return the position of a function's last `return`, or of its name if it has none."""
     tree = source_tree(function)
-    inner = {n for f in ast.walk(tree) if isinstance(f, _SCOPES) and f is not tree for n in ast.walk(f)}
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None and n not in inner]
+    nodes = nodes_of(tree)
+    inner = {n for f in nodes if isinstance(f, _SCOPES) and f is not tree for n in nodes_of(f)}
+    found = [n for n in nodes if isinstance(n, ast.Return) and n.value is not None and n not in inner]
     file = function.__code__.co_filename
     if not found:
         start = tree.col_offset + len("def ")
@@ -96,7 +115,7 @@ def result_span(function: FunctionType) -> Span | None:
 
 def _compile(function: FunctionType) -> CodeType:
     """Compile the rewritten function; its free names are the author's and the recorder's."""
-    tree = source_tree(function)
+    tree = _parse(function)
     _refuse_signs(tree, function.__code__.co_filename)
     tree.body = _without_else([_WordsForCalls(function).visit(stmt) for stmt in tree.body])
     reads = Reads(tree)
@@ -109,7 +128,7 @@ def _compile(function: FunctionType) -> CodeType:
     factory = _function("__factory__", outer, [inner])
     module = ast.Module([ast.copy_location(factory, tree)], [])
     ast.copy_location(inner, tree)
-    ast.fix_missing_locations(module)  # once for all: each call walks over the whole of what it is given
+    fill_positions(module)
     try:
         code = compile(module, function.__code__.co_filename, "exec")
     except SyntaxError as problem:  # the author's own text was compiled before: only its calls of ours go too deep
@@ -124,7 +143,7 @@ def _compile(function: FunctionType) -> CodeType:
 
 def _refuse_signs(tree: ast.FunctionDef, file: str) -> None:
     """Raise the error for `x =+ 1`: the sign stands beside `=` and apart from the operand, and `=` apart from `x`."""
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+    for node in (n for n in nodes_of(tree) if isinstance(n, ast.Assign)):
         value, target = node.value, node.targets[-1]
         if not isinstance(value, ast.UnaryOp) or not isinstance(value.op, ast.UAdd | ast.USub):
             continue
@@ -162,11 +181,9 @@ DRAWS = frozenset(
 
 def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
     """Build the AST of a call to the recorder."""
-    target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
-    made = ast.copy_location(ast.Call(target, list(args), []), at)
-    for node in ast.walk(target):
-        ast.copy_location(node, at)
-    return made
+    recorder = ast.copy_location(ast.Name(RECORDER, ast.Load()), at)
+    target = ast.copy_location(ast.Attribute(recorder, method, ast.Load()), at)
+    return ast.copy_location(ast.Call(target, list(args), []), at)
 
 
 def _lambda(body: ast.expr) -> ast.Lambda:
@@ -182,7 +199,7 @@ def _literal(values: tuple[Any, ...]) -> ast.expr:
 def _is_place(target: ast.expr) -> bool:
     """Return whether a target is `x.name` or `x[key]` with a plain key: no slice and no starred expression."""
     if isinstance(target, ast.Subscript):
-        return not any(isinstance(n, ast.Slice | ast.Starred) for n in ast.walk(target.slice))
+        return not any(isinstance(n, ast.Slice | ast.Starred) for n in nodes_of(target.slice))
     return isinstance(target, ast.Attribute)
 
 
@@ -385,7 +402,7 @@ class _Reroute(ast.NodeTransformer):
     visit_Nonlocal = visit_Global
 
     def visit_While(self, node: ast.While) -> Any:
-        if walrus := next((n for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)), None):
+        if walrus := next((n for n in nodes_of(node.test) if isinstance(n, ast.NamedExpr)), None):
             return ast.copy_location(ast.Expr(_call("refuse_walrus", _names(walrus.target), at=walrus)), node)
         test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
         calls = _call("whiles", test, carried, _tells_end(node), at=node)
@@ -519,7 +536,7 @@ def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
     for name in names:
         lines += [f"    {name} = {RECORDER}.now[{name!r}]", f"    if {name} is {RECORDER}.unbound: del {name}"]
     made = ast.parse("\n".join(lines)).body
-    for each in (part for stmt in made for part in ast.walk(stmt)):
+    for each in (part for stmt in made for part in nodes_of(stmt)):
         if hasattr(each, "lineno"):
             ast.copy_location(each, at)
     return made

@@ -24,7 +24,7 @@ from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contains, find, symbols
+from torch_tile.ir.node import Node, Rewriter, children, contains, contents, find, symbols
 from torch_tile.ir.scope_facts import values_for_names
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, Let, Role, Stmt, Store, While
 from torch_tile.lowering.analysis.thread_values import Numbers
@@ -155,9 +155,12 @@ class _Relevant:
 
     def has_events(self, node: Node) -> bool:
         """Return whether a statement has events."""
-        if node not in self.known:
-            self.known[node] = any(map(_is_event, find(node, Call)))
-        return self.known[node]
+        found = self.known.get(node)
+        if found is None:
+            found = isinstance(node, Call) and _is_event(node)
+            found = found or any(self.has_events(one) for one in children(node) if contents(one) & Call.bit)
+            self.known[node] = found
+        return found
 
     def has_waits(self, node: Node) -> bool:
         """Return whether threads wait in a statement, or do what is not known."""
@@ -204,7 +207,7 @@ class _Threads(NamedTuple):
 
 def _divide_threads(
     kernel: Kernel, relevant: _Relevant, sizes: Mapping[Var, int]
-) -> tuple[list[_Threads], IdMap[If, Any]]:
+) -> tuple[list[_Threads], IdMap[If, list[bool]]]:
     """Divide the threads of a block into those that wait at the same places.
 
     Also return, for each branch with events, whether each thread of the block takes it. Branches with arrivals only
@@ -215,19 +218,19 @@ def _divide_threads(
     in_full = values_for_names(kernel.body)
     expanded = [(node, in_full(node.condition)) for node in find(kernel.body, If) if relevant.has_events(node)]
     threads = np.arange(math.prod(kernel.threads))
-    numbers, taking = Numbers({}, threads), IdMap[If, Any]()
+    numbers, taking = Numbers({}, threads), IdMap[If, list[bool]]()
     for node, condition in expanded:
         if kernel.thread not in symbols(condition):
             continue
         if numbers.knows(condition):
-            taking[node] = np.broadcast_to(numbers(condition) != 0, threads.shape)
+            taking[node] = np.broadcast_to(numbers(condition) != 0, threads.shape).tolist()
         else:
             thread = kernel.thread
             values = ({**sizes, thread: at} if thread is not None else sizes for at in threads.tolist())
-            taking[node] = np.array([bool(_value(condition, known)) for known in values])
+            taking[node] = [bool(_value(condition, known)) for known in values]
     parting = [node for node in taking if relevant.has_waits(node)]
     roles = [(threads >= role.first) & (threads < role.first + role.count) for role in find(kernel.body, Role)]
-    columns = [*(taking[node] for node in parting), *roles]
+    columns = [*(np.array(taking[node]) for node in parting), *roles]
     groups: dict[tuple[bool, ...], list[int]] = {}
     for at, taken in enumerate(np.stack(columns, 1).tolist() if columns else [[]] * len(threads)):
         groups.setdefault(tuple(taken), []).append(at)
@@ -262,7 +265,7 @@ class _Listing:
     """
 
     def __init__(
-        self, kernel: Kernel, threads: _Threads, taking: IdMap[If, Any],
+        self, kernel: Kernel, threads: _Threads, taking: IdMap[If, list[bool]],
         sizes: Mapping[Var, int], relevant: _Relevant, most: int,
     ) -> None:  # fmt: skip
         self.kernel, self.relevant, self.most = kernel, relevant, most
@@ -333,9 +336,9 @@ class _Listing:
         if holds is not None and isinstance(node, If):
             self.visit(node.then if holds else node.otherwise)
         elif isinstance(node, If) and node in self.taking:
-            outer = self.present
+            outer, takes = self.present, self.taking[node]
             for way, branch in ((True, node.then), (False, node.otherwise)):
-                self.present = [thread for thread in outer if bool(self.taking[node][thread]) is way]
+                self.present = [thread for thread in outer if takes[thread] is way]
                 if self.present:
                     self.visit(branch)
             self.present = outer

@@ -24,7 +24,7 @@ from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, children, find
+from torch_tile.ir.node import Node, Rewriter, children, contents, find
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
 SCOPES = ("shared", "barrier")  # scopes of buffers in shared memory
@@ -33,6 +33,7 @@ BARRIER_ALIGNMENT = 8  # bytes: one mbarrier
 SWIZZLED_ALIGNMENT = 1024  # bytes: eight such rows, after which every swizzle repeats
 SMALL = 1024  # bytes: sharing memory of smaller buffers saves less than the barrier that it costs
 SPARE = 4096  # most bytes to spend on small buffers of their own
+_COUNTED = Load.bit | Store.bit | Address.bit | Call.bit | Alloc.bit | Role.bit | For.bit | While.bit  # at the clock
 
 
 def allocate_shared(program: Program, build: Build) -> Program:
@@ -56,6 +57,12 @@ class Life:
     last: int = -1
     roles: frozenset[tuple[int, int]] = frozenset()  # roles that use it: number of their group, first thread
     alone: bool = False
+
+    def touch(self, at: int, role: tuple[int, int] | None) -> None:
+        """Note an access at a position, in a role or outside of all."""
+        self.first = at if self.first < 0 else self.first
+        self.last = at
+        self.roles |= {role} if role else frozenset()
 
     @property
     def size(self) -> int:
@@ -141,44 +148,46 @@ def lives_of(kernel: Kernel, lends: bool = True) -> list[Life]:
         """Advance the clock over a node and its children, and record their accesses."""
         nonlocal clock, role, is_own
         clock += 1
-        if isinstance(node, Role):
-            role, is_own = (group, node.first), not node.by_hand
-        if isinstance(node, For | While):
+        if isinstance(node, Load | Store | Address):
+            is_filled = node in filled
+            if not is_filled:
+                used.add(node.buffer)
+            is_fill = is_filled and isinstance(node, Address) and node.buffer in passed
+            if (life := found.get(node.buffer)) and not is_fill:
+                life.touch(clock, role)
+                inside.append((life, loops))
+        elif isinstance(node, Call):
+            if starts(node, Engine.BULK):
+                for address in node.args:
+                    if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:
+                        continue
+                    if not lends or (node.name == "tma_load" and (role is None or not is_own)):
+                        life.alone = True
+                    elif node.name != "tma_load":
+                        stored.append((life, loops))
+                    else:
+                        passed[address.buffer] = start
+                        filled.add(address)
+            if starts(node, Engine.COPY):
+                filled.add(node.args[0])
+            if node.name == "at_rank":
+                lent.update((a.buffer, found[a.buffer]) for a in node.args if isinstance(a, Address))
+            if syncs(node, Sync.WAIT, Scope.CLUSTER):  # other blocks have read the tiles by now
+                for life in lent.values():
+                    life.last = clock
+                    inside.append((life, loops))
+                lent.clear()
+        elif isinstance(node, For | While):
             loops = (*loops, len(ends))
             begins.append(clock)
             ends.append(0)
-        if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
+        elif isinstance(node, Alloc) and node.buffer.scope in SCOPES:
             found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer in apart)
-        if isinstance(node, Call) and starts(node, Engine.BULK):
-            for address in node.args:
-                if not isinstance(address, Address) or (life := found.get(address.buffer)) is None:
-                    continue
-                if not lends or (node.name == "tma_load" and (role is None or not is_own)):
-                    life.alone = True
-                elif node.name != "tma_load":
-                    stored.append((life, loops))
-                else:
-                    passed[address.buffer] = start
-                    filled.add(address)
-        if starts(node, Engine.COPY):
-            filled.add(node.args[0])
-        if isinstance(node, Load | Store | Address) and node not in filled:
-            used.add(node.buffer)
-        is_fill = node in filled and isinstance(node, Address) and node.buffer in passed
-        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)) and not is_fill:
-            life.first = clock if life.first < 0 else life.first
-            life.last = clock
-            life.roles |= {role} if role else frozenset()
-            inside.append((life, loops))
-        if isinstance(node, Call) and node.name == "at_rank":
-            lent.update((a.buffer, found[a.buffer]) for a in node.args if isinstance(a, Address))
-        if isinstance(node, Call) and syncs(node, Sync.WAIT, Scope.CLUSTER):  # other blocks have read the tiles by now
-            for life in lent.values():
-                life.last = clock
-                inside.append((life, loops))
-            lent.clear()
+        elif isinstance(node, Role):
+            role, is_own = (group, node.first), not node.by_hand
         for child in children(node):
-            visit(child, loops)
+            if contents(child) & _COUNTED:
+                visit(child, loops)
         if isinstance(node, For | While):
             ends[loops[-1]] = clock
         if isinstance(node, Role):
