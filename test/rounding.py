@@ -29,7 +29,9 @@ class _Perturb(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self.perturbed, result) if fresh else result
 
     def perturbed(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (1 + self.eps / 2 * (torch.rand_like(x).round() * 2 - 1)) if x.is_floating_point() else x
+        if not x.is_floating_point() or x.itemsize == 1:  # numbers of one byte are what they are
+            return x
+        return x * (1 + self.eps / 2 * (torch.rand_like(x).round() * 2 - 1))
 
 
 class Rounding:

@@ -97,7 +97,7 @@ def test_what_no_warp_can_order(made):
         torch_tile.compile(made(), target="cuda:sm_80")
 
 
-@pytest.mark.parametrize("where", ["before", "other_branch", "behind"])
+@pytest.mark.parametrize("where", ["before", "behind"])
 def test_lanes_that_were_elsewhere_have_not_met(where):
     """A barrier of some lanes orders nothing that the rest of their warp did."""
 
@@ -113,9 +113,6 @@ def test_lanes_that_were_elsewhere_have_not_met(where):
                 if A[tx] > 1:
                     s[warp, (lane + 1) % 32] = A[tx]
                     B[tx] = s[warp, (lane + 2) % 32]
-                else:
-                    if where == "other_branch":
-                        B[tx] = s[warp, (lane + 5) % 32]
                 if where != "before":
                     B[tx] = s[warp, (lane + 3) % 32]
             T.sync_warp()

@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 from emulate import emulate
+from rounding import Rounding
 from shared_kernels import modules_of_kernels
 
 from torch_tile.hardware import Target
@@ -149,12 +150,18 @@ def poisoned():
 def check():
     """`check(got, want, what)`: shape, and no error beyond the tolerance of got's dtype; infinities must agree.
 
+    A partial call that computes `want` from float64 bounds errors by its condition: a result may cancel, and few others
+    stand beside it.
+
     The result is contiguous, or laid out as `like` is. With `own`, an element's own size counts beside the others': a
     few are much larger than these. `rounding` is asked where the tolerance is missed: the errors may be as large as
     rounding makes them in a problem of this condition.
     """
 
     def compare(got, want, what, dtype=None, like=None, least=0.1, own=False, rounding=None):
+        if isinstance(want, functools.partial):
+            of = Rounding(want.func, *want.args, dtype=dtype or got.dtype, **want.keywords)
+            want, rounding = want(), of[0]
         assert got.shape == want.shape, what
         assert got.is_contiguous() if like is None else got.stride() == like.stride(), what
         got, tolerance = got.double(), TOLERANCE[dtype or got.dtype]

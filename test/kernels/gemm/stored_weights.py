@@ -59,6 +59,11 @@ def exact(a, bs, scales, zeros, *rest, format=""):
     return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64, format)
 
 
+def exact_parts(unit, *args):
+    """The exact product of arguments without an epilogue, in parts of a unit."""
+    return exact(*args) / unit
+
+
 def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
     scale = Factor(dtype, False)
     storage = Storage(words, False, bits, False, 8, "", (False,) * products, group, scale, None, True)

@@ -2,6 +2,7 @@
 """Products of groups of rows, and the gradients of their matrices."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_random_problems(spec, rounds, problems, check):
         assert got.dtype == out_dtype
         check(
             got,
-            exact(*args, kinds, epilogue),
+            partial(exact, *args, kinds, epilogue),
             f"{spec} {args[2].tolist()} {m}x{n}x{k} {config}",
             small(dtype),
             own=True,
@@ -101,13 +102,14 @@ def test_aligned_rows(config, rounds, problems, check):
         args = operands(problems, "bfloat16", groups, m, n, k, "dense")
         args = (args[0], [problems.tensor(groups, n, k, dtype=BF16, layout="dense").mT], *args[2:])
         got = by_rows.grouped_gemm(*args, *FORMS["bfloat16"][3:1:-1], BF16, config=config)
-        check(got, exact(*args, *FORMS["bfloat16"][3:1:-1]), f"{args[2].tolist()} {m}x{n}x{k}", BF16, own=True)
+        check(got, partial(exact, *args, *FORMS["bfloat16"][3:1:-1]), f"{args[2].tolist()} {m}x{n}x{k}", BF16, own=True)
 
 
 def test_more_groups_than_are_planned_at_a_time(problems, check):
     args = operands(problems, "plain", 2 * PLANNERS + 3, 700, 8, 5)
-    check(by_rows.grouped_gemm(*args, "", "", torch.float32, config=SMALL), exact(*args, "", ""), "many groups")
-    want = by_k.reference(args[0].double(), args[0].double(), args[2], F64)
+    got = by_rows.grouped_gemm(*args, "", "", torch.float32, config=SMALL)
+    check(got, partial(exact, *args, "", ""), "many groups")
+    want = partial(by_k.reference, args[0].double(), args[0].double(), args[2], F64)
     check(by_k.k_grouped_gemm(args[0], args[0], args[2], torch.float32, config=SMALL), want, "many groups")
 
 
@@ -129,7 +131,7 @@ def test_without_a_cut_it_is_plain_torch(monkeypatch, problems, check):
     args = operands(problems, "every_kind", 3, 40, 24, 9)
     _, out_dtype, epilogue, kinds, _ = FORMS["every_kind"]
     got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype)
-    check(got, exact(*args, kinds, epilogue), f"{args[2].tolist()}")
+    check(got, partial(exact, *args, kinds, epilogue), f"{args[2].tolist()}")
 
 
 def test_nothing_to_multiply(engine, problems):
@@ -152,7 +154,7 @@ def test_products_over_rows(dtype, rounds, problems, check):
         a, b = (problems.tensor(rows, columns, dtype=dtype) for columns in (m, n))
         offsets = problems.ends(groups, rows)
         got = by_k.k_grouped_gemm(a, b, offsets, dtype, config=config)
-        want = by_k.reference(a.double(), b.double(), offsets, F64)
+        want = partial(by_k.reference, a.double(), b.double(), offsets, F64)
         check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", small(dtype), own=True)
 
 
@@ -163,7 +165,7 @@ def test_aligned_products_over_rows(rounds, problems, check):
         groups, rows, m, n = problems.size(4), problems.size(300), 8 * problems.size(20), 8 * problems.size(20)
         a, b = (problems.tensor(rows, columns, dtype=BF16, layout="dense") for columns in (m, n))
         offsets = problems.ends(groups, rows)
-        want = by_k.reference(a.double(), b.double(), offsets, F64)
+        want = partial(by_k.reference, a.double(), b.double(), offsets, F64)
         a[int(offsets[-1]) :] = torch.nan
         b[int(offsets[-1]) :] = torch.inf
         got = by_k.k_grouped_gemm(a, b, offsets, BF16, config=config)

@@ -3,11 +3,12 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from test.kernels.gemm.stored_weights import BF16, HALF, I8, SWIGLU, U8, Scheme, arguments, exact
+from test.kernels.gemm.stored_weights import BF16, HALF, I8, SWIGLU, U8, Scheme, arguments, exact, exact_parts
 from torch_tile.hardware import Target
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import row_dequant
@@ -56,7 +57,7 @@ def test_random_problems(scheme, count, engine, problems, check):
     config = Config(given, rows, scheme.group, 2 * rows, stages, slices, blocks=blocks, resident=resident)
     out = torch.full((m, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
-    want = exact(*args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
+    want = partial(exact, *args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
     check(out, want, f"{n}x{k}, {count} products, {config}", scheme.a)
 
 
@@ -82,7 +83,26 @@ def test_norms_in_front(scheme, weight, count, engine, problems, check):
     wide = args._replace(
         a=a.double(), scales=[x.double() for x in args.scales], aux=[args.aux[0].double()], dtype=torch.float64
     )
-    check(out, reference(*wide), f"{n} x {groups} groups, {count} products, {config}", scheme.a)
+    check(out, partial(reference, *wide), f"{n} x {groups} groups, {count} products, {config}", scheme.a)
+
+
+@pytest.mark.parametrize("engine", ["text"], indirect=True)
+@pytest.mark.parametrize("scheme", ["uint4", "int4"])
+def test_results_that_cancel(scheme, engine, problems, check):
+    """Each result is as small as rounding of its parts: these bound its error, and a wrong number is beyond them."""
+    scheme = SCHEMES[scheme]
+    n, groups = 1 + problems.size(20), 1 + problems.size(30)
+    args = product(problems, scheme, n, groups * scheme.group, 2)
+    less = exact(*args[:7], [], "", "v=mul(acc1,-1.0);ret v", format=scheme.format)
+    args = args._replace(a=args.a / 8, aux=[(less[0] / 8).float()])
+    spec, _, tensors = prepare(args, HOPPER)
+    config = Config(1, 64, scheme.group, 128, 2, SLICES, blocks=2, resident=1)
+    out = torch.full((1, n), float("nan"), dtype=scheme.a)
+    row_dequant.run(spec, tensors, out, config, HOPPER)
+    want = partial(exact, *args[:7], [args.aux[0].double()], args.kinds, args.epilogue, format=scheme.format)
+    check(out, want, f"{n} x {groups} groups", scheme.a)
+    with pytest.raises(AssertionError, match="error"):
+        check(out + 100, want, "wrong", scheme.a)
 
 
 # Numbers at the ends of bfloat16's range, and those below float16's least normal one.
@@ -113,7 +133,8 @@ def test_rows_of_any_size(scheme, size, scale, engine, problems, check):
     out = torch.full((1, n), float("nan"), dtype=scheme.a)
     row_dequant.run(spec, tensors, out, config, HOPPER)
     unit = size * scale
-    check((out.double() / unit).to(scheme.a), exact(*args[:10]) / unit, f"{n} x {groups} groups", scheme.a)
+    want = partial(exact_parts, unit, *args[:10])
+    check((out.double() / unit).to(scheme.a), want, f"{n} x {groups} groups", scheme.a)
 
 
 def test_which_products_fit(problems):

@@ -3,6 +3,7 @@
 
 import importlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_random_problems(form, rounds, problems, check):
         row = problems.tensor(n, dtype=F32)
         dtype = problems.pick(F32, BF16)
         got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w", dtype, config=config)
-        want = exact(*args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w")
+        want = partial(exact, *args, [row], "r", "v=add(acc0,x0);w=silu(v);ret w")
         check(got, want, f"{number}: {m}x{n}x{k}, {dtypes}, turned {turned}, {config}", dtype)
 
 
@@ -98,7 +99,7 @@ def test_int8_by_fewer_bits(bits, words, rounds, problems, check):
         row = problems.tensor(n, dtype=F32)
         epilogue = "r", "v=add(acc0,x0);w=silu(v);ret w"
         got = scaled_gemm(*args, [row], *epilogue, F32, bits, offset)
-        want = exact(args[0], numbers - offset, *args[2:], [row], *epilogue)
+        want = partial(exact, args[0], numbers - offset, *args[2:], [row], *epilogue)
         check(got, want, f"{number}: {m}x{n}x{k}, {form}, less {offset}", F32)
 
 
@@ -110,7 +111,7 @@ def test_aligned_rows_of_fewer_bits(bits, form, engine, problems, check):
     args, numbers = packed(problems, FORMS[form], m, n, k, bits, torch.uint8)
     offset = 1 << (bits - 1)
     got = scaled_gemm(*args, [], "", "", F32, bits, offset)
-    check(got, exact(args[0], numbers - offset, *args[2:], [], "", ""), f"{m}x{n}x{k}", F32)
+    check(got, partial(exact, args[0], numbers - offset, *args[2:], [], "", ""), f"{m}x{n}x{k}", F32)
 
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
@@ -122,7 +123,7 @@ def test_aligned_rows(form, engine, problems, check):
     args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
     full = problems.tensor(m, n, dtype=BF16)
     got = scaled_gemm(*args, [full], "t", "v=add(acc0,x0);ret v", F32)
-    check(got, exact(*args, [full], "t", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32)
+    check(got, partial(exact, *args, [full], "t", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32)
 
 
 @pytest.mark.parametrize("engine", ["threads", "text"], indirect=True)
@@ -139,7 +140,7 @@ def test_scales_of_neighbouring_runs_are_copied_together(form, blocks, engine, p
     args = (a.contiguous(), b.t().contiguous().t(), scale_a, scale_b)
     config = Config(64, problems.pick(64, 64, 96), 128, 128, 3, panel=8, staged=True, blocks=blocks)
     got = scaled_gemm(*args, [], "", "", F32, config=config)
-    check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", F32)
+    check(got, partial(exact, *args, [], "", ""), f"{m}x{n}x{k}, {config}", F32)
     spec = prepare(ScaledGemmArgs(*args, [], "", "", F32), HOPPER, got)[0]
     assert spec.scales[1].runs(64) == (form != "blocks of a") and not spec.scales[1].runs(96)
 
@@ -156,7 +157,7 @@ def test_tiles_across_borders_of_scales(together, blocks, engine, problems, chec
     args = (args[0].contiguous(), args[1].t().contiguous().t(), scale_a, scale_b)
     config = Config(64, width, 128, 128, 3, panel=problems.pick(0, 8), staged=problems.pick(False, True), blocks=blocks)
     got = scaled_gemm(*args, [], "", "", BF16, config=config)
-    check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
+    check(got, partial(exact, *args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
     spec = prepare(ScaledGemmArgs(*args, [], "", "", BF16), HOPPER, got)[0]
     pieces = spec.split(width)
     assert len(pieces) > 1 and all(spec.scales[1].runs(piece.width) == together for piece in pieces)
@@ -173,7 +174,7 @@ def test_persistent_blocks(together, engine, problems, check):
     args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
     check(
         scaled_gemm(*args, [], "", "", BF16, config=config),
-        exact(*args, [], "", ""),
+        partial(exact, *args, [], "", ""),
         f"{m}x{n}x{k}, panel {panel}",
         BF16,
     )
@@ -186,7 +187,7 @@ def test_by_mma(capability, engine, problems, check, monkeypatch):
     machine = Machine(Target("cuda", capability), 4)
     monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.scaled"), "machine_of", lambda x: machine)
     args = arguments(problems, FORMS["blocks"], 40, 70, 272, (E4M3, E5M2))
-    check(scaled_gemm(*args, [], "", "", F32), exact(*args, [], "", ""), str(capability), F32)
+    check(scaled_gemm(*args, [], "", "", F32), partial(exact, *args, [], "", ""), str(capability), F32)
 
 
 def whole(problems, m, n, k):
@@ -205,7 +206,7 @@ def test_int8(rounds, problems, check):
         args = whole(problems, m, n, k)
         row = problems.tensor(n, dtype=F32)
         got = scaled_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", F32)
-        check(got, exact(*args, [row], "r", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32, own=True)
+        check(got, partial(exact, *args, [row], "r", "v=add(acc0,x0);ret v"), f"{m}x{n}x{k}", F32, own=True)
 
 
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
@@ -215,7 +216,7 @@ def test_int8_of_aligned_rows(capability, engine, problems, check, monkeypatch):
     machine = Machine(Target("cuda", capability), 4)
     monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.scaled"), "machine_of", lambda x: machine)
     args = whole(problems, 70, 130, 256)
-    check(scaled_gemm(*args, [], "", "", F32), exact(*args, [], "", ""), str(capability), F32, own=True)
+    check(scaled_gemm(*args, [], "", "", F32), partial(exact, *args, [], "", ""), str(capability), F32, own=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 1)])
@@ -282,7 +283,7 @@ def test_tiles_that_rules_choose_for_prompts(form, engine, problems, check):
         args = arguments(problems, FORMS[form], m, n, k)
         args = (args[0].contiguous(), args[1].t().contiguous().t(), *args[2:])
         got = scaled_gemm(*args, [], "", "", BF16, config=config)
-        check(got, exact(*args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
+        check(got, partial(exact, *args, [], "", ""), f"{m}x{n}x{k}, {config}", BF16)
 
 
 # Microseconds on an H200 by tile, with scales by blocks and with one (h200_tile_widths_2026-11-30.txt): the fastest.

@@ -70,7 +70,7 @@ def refilled(kernel: st.Kernel) -> frozenset[Buffer]:
     return frozenset(often)
 
 
-def _is_numbered(call: Call) -> bool:
+def is_numbered(call: Call) -> bool:
     """Return whether a call names a barrier by its number."""
     found = lookup(call.name)
     return found.scope is Scope.GROUP and found.sync is not Sync.TURN
@@ -87,7 +87,7 @@ class BarrierGroups:
     def free(self) -> list[int]:
         """Return the barrier numbers that the author does not use."""
         calls = list(find(self.kernel, Call))
-        taken = {option(call) for call in calls if _is_numbered(call)}
+        taken = {option(call) for call in calls if is_numbered(call)}
         iterations = (call for call in calls if call.name == "turn_take")
         taken |= {number for call in iterations for number in range(option(call), option(call) + option(call, 2))}
         return [n for n in range(1, 16) if n not in taken]

@@ -30,13 +30,21 @@ from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, unary
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
+from torch_tile.ir.node import Node, Rewriter, contains, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
-from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
+from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, Store, While
 from torch_tile.lowering.analysis.run_waits import FEW_EVENTS, outcomes, run_waits
 from torch_tile.lowering.analysis.wait_events import waits_between_warps
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import BarrierGroups, Facts, by_engine, handed_over, orders_earlier, refilled
+from torch_tile.lowering.sync.facts import (
+    BarrierGroups,
+    Facts,
+    by_engine,
+    handed_over,
+    is_numbered,
+    orders_earlier,
+    refilled,
+)
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
@@ -127,8 +135,8 @@ def threads_in(condition: Expr, thread: Var | None, around: range) -> range:
     return range(bound, around.stop) if condition.op in (">", ">=") else range(0)
 
 
-def _polls(kernel: st.Kernel) -> bool:
-    """Return whether a loop of the kernel repeats an atomic access until it ends the loop: a wait for other threads."""
+def _polls(kernel: st.Kernel | Block) -> bool:
+    """Return whether a loop repeats an atomic access until it ends: a wait for other threads."""
     loops = (n for n in find(kernel, For, While) if isinstance(n, While) or any(find(n, Break)))
     return any(lookup(call.name).atomic for loop in loops for call in find(loop, Call))
 
@@ -174,6 +182,7 @@ class Walk:
         self.collected: dict[Stmt, list[Access]] = {}
         # By nodes that access memory: the mbarriers of the branch of some threads around, of waits and of other calls.
         self.handing: IdMap[Node, tuple[IdSet[Buffer], IdSet[Buffer]]] = IdMap()
+        self.compared: IdSet[If] = IdSet()  # branches of some threads whose ways have been compared
         self.parting: dict[Node, If] = {}  # by nodes that access memory: the outermost branch of some threads around
         self.read: dict[Stmt, list[Access]] = {}  # by conditions and bounds alone
         self.forced: set[Place] = set()
@@ -435,6 +444,8 @@ class Walk:
         self._add(self._head(one), state)
         outer = self.divergent, self.conditions, self.showing, self.group
         condition = self.facts.collector.expand(one.condition)
+        if splits:
+            self._check_ways(one, condition)
         around = self._threads_here() if splits else range(0)
         before, met = dict(state.since), False
         self.splits += splits
@@ -455,10 +466,30 @@ class Walk:
         self.divergent, self.conditions, self.showing, self.group = outer
         self.splits -= splits
         state.become(state.join(other))
+        if splits and contains(one, Break, Continue):  # the threads that leave and those that go on run side by side
+            self._add(self._accesses(one), state)
         state.leave(self.splits)
         if met:  # the other threads have met no barrier of the group
             for access in self._accesses(one):
                 state.since[access.key] = access.with_(count=-1)
+
+    def _check_ways(self, one: If, condition: Expr) -> None:
+        """Raise TileError if threads of both ways of a branch meet at one place: no barrier can stand between them.
+
+        Ways that wait for each other are ordered by the author.
+        """
+        if one in self.compared or _wait_for_each_other(one.then, one.otherwise):
+            return
+        self.compared.add(one)
+        ways = (one.then, condition), (one.otherwise, unary("not", condition))
+        then, other = (
+            [a for a in self.facts.collector.of(way, (), (*self.conditions, known)) if a.buffer.scope == "shared"]
+            for way, known in ways
+        )
+        for new in other:
+            for old in self.hazards.clashes(then, new):
+                if not (old.atomic and new.atomic) and not _stores_the_same(old.origin, new.origin):
+                    raise error("divergent_hazard", new.origin.span or one.span, buffer=new.buffer.name)
 
     def _threads_here(self) -> range:
         """Return the threads that come here, if these are known."""
@@ -675,12 +706,27 @@ def _barrier_of(call: Call) -> Buffer:
     return place.buffer
 
 
-def _mbarriers_of(branch: If | Role) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
+def _mbarriers_of(branch: Block | If | Role) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
     """Return the mbarriers on which threads of a branch wait, and those that its other calls name, as arrivals do."""
     calls = [call for call in find(branch, Call) if call.args and isinstance(call.args[0], Address)]
     waits = IdSet(_barrier_of(call) for call in calls if syncs(call, Sync.WAIT, Scope.MBARRIER))
     others = (a for call in calls if not syncs(call, Sync.WAIT, Scope.MBARRIER) for a in call.args)
     return waits, IdSet(a.buffer for a in others if isinstance(a, Address) and a.buffer.scope == "barrier")
+
+
+def _wait_for_each_other(one: Block, other: Block) -> bool:
+    """Return whether threads of one block wait for those of another: by an mbarrier, a barrier's number or atomics."""
+    (waits, arrivals), (awaited, arriving) = _mbarriers_of(one), _mbarriers_of(other)
+    mine, others = ({option(c) for c in find(block, Call) if is_numbered(c)} for block in (one, other))
+    handed = any(b in arriving for b in waits) or any(b in arrivals for b in awaited)
+    return handed or not mine.isdisjoint(others) or _polls(one) or _polls(other)
+
+
+def _stores_the_same(old: Node, new: Node) -> bool:
+    """Return whether two nodes store the same number."""
+    if not (isinstance(old, Store) and isinstance(new, Store) and isinstance(old.value, Const)):
+        return False
+    return equal(old.value, new.value)
 
 
 def _is_of_one_warp(access: Access) -> bool:
