@@ -169,6 +169,11 @@ def empty_for(value: Any) -> Any:
     return out if value.dtype.is_floating_point else out.zero_()
 
 
+def elements(x: torch.Tensor) -> torch.Tensor:
+    """Return what lies under a tensor, each element once. In-place operations refuse one that overlaps itself."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
+
+
 @contextlib.contextmanager
 def outside_trace() -> Iterator[None]:
     """Leave the trace around, in this thread: no tracing context, no fake mode, no grad."""
