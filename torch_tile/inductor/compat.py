@@ -230,9 +230,14 @@ def compile_alone(
 
 def in_cpp() -> bool:
     """Return whether C++ will call the compiled code: with `cpp_wrapper`, and by AOTInductor."""
+    return bool(inductor_config().cpp_wrapper) or in_package()
+
+
+def in_package() -> bool:
+    """Return whether AOTInductor compiles, so that the code runs in another process."""
     from torch._inductor.virtualized import V
 
-    return bool(inductor_config().cpp_wrapper or V.aot_compilation)
+    return bool(V.aot_compilation)
 
 
 def graph_module(graph: torch.fx.Graph, parts: Mapping[str, torch.nn.Module] | None = None) -> torch.fx.GraphModule:
