@@ -130,8 +130,8 @@ def hide_keys(
 
     Each row's ends are kept in 32 bits. As expressions they are differences that may need 64, for each key.
 
-    Under a window, ends count from each of `columns` neighbours. A thread that holds as many in turn then compares
-    them with constants, and keeps no number of a key in a register.
+    Under a window, ends count from each of `columns` neighbours, of which a thread holds some. It then compares them
+    with constants, and keeps no number of a key in a register.
     """
     rows, keys = tiles[0].shape
     if spec.windowed and 1 < columns < keys:
