@@ -412,6 +412,7 @@ def _attentions() -> Iterator[Case]:
             yield Case(f"attention {name} tiles in turn", _attention(dtype, 128, (1100, 1024)))
             yield Case(f"attention {name} persistent", _attention(dtype, 128, (2304, 2304), 4, causal=True, lse=False))
         yield Case(f"attention {name} window", _attention(dtype, 128, causal=True, window=256))
+        yield Case(f"attention {name} packed window", _attention(dtype, 64, (190, 190), 8, causal=True, window=33))
         yield Case(f"attention {name} mask", _attention(dtype, 64, mask=torch.bool))
         yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
         yield Case(f"attention {name} d128 bias causal", _attention(dtype, 128, causal=True, mask=dtype))

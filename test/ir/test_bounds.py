@@ -323,6 +323,14 @@ def intervals() -> st.SearchStrategy[Interval]:
     return closed | bounds.map(lambda a: Interval(low=a)) | bounds.map(lambda b: Interval(high=b)) | st.just(Interval())
 
 
+def test_remainders_by_sizes_beside_their_multiples():
+    """Splits of keys count down from the last tile: `bx % N` is the split, N their number."""
+    ranges = Ranges().loop(i, 0, M)
+    tile = K - 1 - (bx % N + (i + 1) * N)
+    assert prove(tile * 32 + 31 < K * 32, ranges) and not prove(tile * 32 + 31 >= 0, ranges)
+    assert not prove(K - 1 - (bx % N + i * N) < K - 1, ranges)
+
+
 def member(draw_from: Interval) -> st.SearchStrategy[int]:
     low = draw_from.low if isinstance(draw_from.low, int) else min(-200, draw_from.high)
     high = draw_from.high if isinstance(draw_from.high, int) else max(200, low)
@@ -334,8 +342,9 @@ def member(draw_from: Interval) -> st.SearchStrategy[int]:
 def test_results_lie_inside(op, data):
     a, b = data.draw(intervals()), data.draw(intervals())
     x, y = data.draw(member(a)), data.draw(member(b))
-    if (op in ("//", "%") and y == 0) or (op in ("<<", ">>") and not 0 <= y < 64):
+    if op in ("<<", ">>") and not 0 <= y < 64:
         return
+    y = y or (op in ("//", "%"))  # by 0 they are what they are by 1
     found = of_binary(op, a, b)
     assert found.low <= OPERATORS[op](x, y) <= found.high
 
@@ -349,6 +358,10 @@ def test_results_lie_inside(op, data):
     ("%", Interval(0, 3), Interval(8, 8), Interval(0, 3)),
     ("%", Interval(9, 11), Interval(8, 8), Interval(1, 3)),
     ("%", Interval(), Interval(1, 8), Interval(0, 7)),
+    ("%", Interval(), Interval(-5, 8), Interval(-4, 7)),
+    ("%", Interval(0, 3), range_of(dt.int32), Interval(1 - 2**31, 3)),
+    ("//", Interval(0, 9), range_of(dt.int32), Interval(-9, 9)),
+    ("//", Interval(2, 9), Interval(0, 4), Interval(0, 9)),
     ("&", Interval(), Interval(7, 7), Interval(0, 7)),
     ("<<", Interval(1, 3), Interval(2, 2), Interval(4, 12)),
 ])  # fmt: skip

@@ -169,6 +169,11 @@ def empty_for(value: Any) -> Any:
     return out if value.dtype.is_floating_point else out.zero_()
 
 
+def elements(x: torch.Tensor) -> torch.Tensor:
+    """Return what lies under a tensor, each element once. In-place operations refuse one that overlaps itself."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
+
+
 @contextlib.contextmanager
 def outside_trace() -> Iterator[None]:
     """Leave the trace around, in this thread: no tracing context, no fake mode, no grad."""
@@ -225,9 +230,14 @@ def compile_alone(
 
 def in_cpp() -> bool:
     """Return whether C++ will call the compiled code: with `cpp_wrapper`, and by AOTInductor."""
+    return bool(inductor_config().cpp_wrapper) or in_package()
+
+
+def in_package() -> bool:
+    """Return whether AOTInductor compiles, so that the code runs in another process."""
     from torch._inductor.virtualized import V
 
-    return bool(inductor_config().cpp_wrapper or V.aot_compilation)
+    return bool(V.aot_compilation)
 
 
 def graph_module(graph: torch.fx.Graph, parts: Mapping[str, torch.nn.Module] | None = None) -> torch.fx.GraphModule:

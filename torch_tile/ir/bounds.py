@@ -115,7 +115,11 @@ def of_binary(op: str, a: Interval, b: Interval) -> Interval:
         return Interval(pick(a.low, b.low), pick(a.high, b.high))
     if op == "//" and (min(b.low, b.high) > 0 or max(b.low, b.high) < 0):  # low > high where nothing is reached
         return _hull([_floor(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
-    if op == "%" and b.low > 0:
+    if op == "//":  # by either sign, and by 0 as by 1
+        return _hull([_floor(x, y) for x in (a.low, a.high) for y in {b.low or 1, b.high or 1, *_units(b)}])
+    if op == "%" and b.low <= 0:
+        return Interval(min(b.low + 1, 0), max(min(b.high - 1, a.high) if a.low >= 0 else b.high - 1, 0))
+    if op == "%":
         if a.low >= 0 and a.high < b.low:
             return a
         if isinstance(a.low, int) and isinstance(a.high, int) and isinstance(b.low, int) and b.is_point:
@@ -132,6 +136,11 @@ def of_binary(op: str, a: Interval, b: Interval) -> Interval:
             return a * Interval(1 << b.low, 1 << b.high)
         return _hull([_floor(x, 1 << y) for x in (a.low, a.high) for y in (b.low, b.high)])
     return Interval()
+
+
+def _units(b: Interval) -> tuple[int, ...]:
+    """Return those of 1 and -1 that an interval with 0 holds, and 1 for 0: quotients by these are largest."""
+    return (1, -1) if b.low < 0 else (1,)
 
 
 def _hull(values: Sequence[Limit]) -> Interval:
@@ -477,7 +486,8 @@ class Ranges:
             yield [a * limit + b * factor if times is None else times * limit + b]
         if described.op == "//":
             x, d = described.args
-            yield [a * (x - d + number(1) if sign > 0 else x) + b * d]
+            end, times = x - d + number(1) if sign > 0 else x, self._atoms.quotient(a, d)
+            yield [a * end + b * d if times is None else times * end + b]
             for relaxed in self._relaxed(x, sign):
                 yield [a * self._atoms.divide(relaxed, d) + b]
 

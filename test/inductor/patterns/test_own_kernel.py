@@ -2,6 +2,7 @@
 """Epilogues fused into users' kernels: numbers, forms of stores, refusals, and graphs from the cache."""
 
 import random
+import zipfile
 
 import pytest
 import torch
@@ -177,6 +178,26 @@ def test_dynamic_sizes():
         x = torch.randn(size)
         torch.testing.assert_close(run(x), torch.relu(2 * x) + x)
     assert counter.frame_count == 1
+
+
+def test_packages_call_the_kernel_itself(tmp_path):
+    """Its operator is all that the process needs that loads a package."""
+    kernel = torch_tile.compile(scaled("copy", T.dynamic("rows"), 40, "float32"), out_idx=[-1], target="cpu")
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x):
+            return kernel(x) + 1
+
+    rows = torch.export.Dim("n", min=2, max=100)
+    exported = torch.export.export(Doubled(), (torch.randn(20, 40),), dynamic_shapes=({0: rows},))
+    configs = torch_tile.inductor_configs(options=TILE)
+    package = torch._inductor.aoti_compile_and_package(
+        exported, package_path=str(tmp_path / "model.pt2"), inductor_configs=configs
+    )
+    with zipfile.ZipFile(package) as files:
+        assert not any(b"with_epilogue" in files.read(name) for name in files.namelist())
+    x = torch.randn(33, 40)
+    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), x * 2 + 1)
 
 
 def test_the_family_can_be_turned_off():

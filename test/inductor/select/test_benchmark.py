@@ -160,6 +160,28 @@ def test_weights_of_a_contest_are_as_large_as_trained_ones():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int32])
+@pytest.mark.parametrize("form", [lambda x: x[:1].expand(5, 7), lambda x: x.unfold(1, 3, 1), lambda x: x[:, ::2]])
+def test_examples_of_tensors_that_overlap_themselves(form, dtype):
+    """In-place operations refuse them, and Inductor's code wants their strides."""
+    x = torch.fx.Graph().placeholder("x")
+    x.meta["val"] = form(torch.zeros(5, 7, dtype=dtype))
+    made = benchmark.example(x, 2.0, 0.125)
+    assert (made.shape, made.stride(), made.dtype) == (x.meta["val"].shape, x.meta["val"].stride(), dtype)
+    if dtype.is_floating_point:
+        assert made.float().sub(2 if dtype.itemsize > 1 else 1).abs().max() < 1
+
+
+def test_contests_take_expanded_inputs():
+    x, w = torch.randn(1, 64).expand(8, 64), torch.randn(64, 64)
+
+    def f(x, w):
+        return torch.relu(x @ w)
+
+    traced = make_fx(f, tracing_mode="fake")(x, w)
+    assert all(each > 0 for each in benchmark.times(traced, traced, {}))
+
+
 def test_a_frozen_tensor_is_its_own_example():
     frozen = torch.randn(64, 256)
     graph = torch.fx.Graph()

@@ -290,6 +290,29 @@ def test_splits_in_turns(kind, one_tile, engine, problems, check):
     check(lse, want[1], f"lse of {what}", dtype)
 
 
+@pytest.mark.parametrize("engine", ["interpreter", "threads", "text"], indirect=True)
+@pytest.mark.parametrize("arch, config", [
+    (80, Config(64, 64, 128, partial_sums=8)),
+    (90, TWO_STAGES),
+    (90, Config(192, 128, 384, 2, partial_sums=8, ping_pong=True)),
+], ids=str)  # fmt: skip
+def test_windows(arch, config, engine, problems, check):
+    """Windows cut tiles at both ends, where threads hold neighbouring columns, and heads are packed or apart."""
+    target, dtype = Target("cuda", arch), problems.pick(torch.float16, torch.bfloat16)
+    groups, q_len, kv_len = problems.pick(1, 3), problems.size(90), problems.size(200)
+    heads = problems.pick(1, 2)
+    q = problems.tensor(1, heads * groups, q_len, 64, dtype=dtype, layout="dense")
+    k, v = (problems.tensor(1, heads, kv_len, 64, dtype=dtype, layout="dense") for _ in range(2))
+    args = AttentionArgs(q, k, v, None, problems.pick(True, False), None, problems.size(120), kv_len - q_len)
+    config = replace(config, packed=problems.pick(True, False))
+    out, lse = (torch.full_like(x, math.nan) for x in module.empty_results(args))
+    assert module.run(args, out, lse, Machine(target, 132), config, 0)
+    want = reference(*(x.double() for x in (q, k, v)), *args[3:])
+    what = f"{tuple(q.shape)} {tuple(k.shape)} {dtype} {args[4:8]} {config} {target}"
+    check(out, want[0], f"out of {what}", dtype, empty_beside(q, 64))
+    check(lse, want[1], f"lse of {what}", dtype)
+
+
 @tile.jit
 def tiles_in_order(config):
     """Store the tile that each persistent block takes in each wave: the block of rows and the head."""

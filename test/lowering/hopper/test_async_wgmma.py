@@ -23,6 +23,7 @@ from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
+from torch_tile.tileop.uses import writes_of
 
 
 def product(stages=3, dtype="float16", total="float32", target="cuda:sm_90a"):
@@ -596,6 +597,36 @@ def test_two_accumulators_take_turns() -> None:
 )
 def test_one_accumulator_otherwise(change) -> None:
     assert waits(scaled(**change)) == [0]
+
+
+@pytest.mark.parametrize("of_columns", [False, True])
+def test_numbers_of_columns_are_read_behind_the_next_product(of_columns: bool) -> None:
+    """Those of rows are read in front of it, as they fill two registers of a thread."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), "float16"), B: T.Tensor((64, 512), "float16"), S: T.Tensor((8, 64), "float32"),
+               C: T.Tensor((64, 64), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            part, total = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            scales = T.alloc_fragment((64,), "float32")
+            T.clear(total)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[0, ko * 64], a)
+                T.copy(B[0, ko * 64], b)
+                for n in T.Parallel(64):
+                    scales[n] = S[ko, n]
+                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    total[i, j] += part[i, j] * scales[j if of_columns else i]
+            T.copy(total, C)
+
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
+    (body,) = [n.body for n in walk(program) if isinstance(n, For) and [type(s) for s in n.body.stmts].count(Gemm) == 2]
+    product = next(n for n, s in enumerate(body.stmts) if isinstance(s, Gemm))
+    scaled = next(n for n, s in enumerate(body.stmts) if any(b.name == "scales" for b in writes_of(s)))
+    assert (product < scaled) == of_columns
 
 
 @pytest.mark.parametrize("inside", [False, True])

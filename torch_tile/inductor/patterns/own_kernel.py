@@ -2,7 +2,8 @@
 """Fuse the pointwise operations behind a user's kernel into the kernel's stores.
 
 Runs behind the products and norms, which take operands of their own first. A kernel whose stores take no epilogue is
-left as it is, and `explain` tells why.
+left as it is, and `explain` tells why. So is a kernel of a package: the process that loads it may have made the kernel,
+but never the fused one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.diagnostics.errors import TileError
+from torch_tile.inductor import compat
 from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, Rewrite, dtype, erase_dead, is_tensor, named_args, ordered, shape
 from torch_tile.inductor.patterns.gemm import epilogue
@@ -54,6 +56,8 @@ def _fuse(context: Context, node: Node, kernel: JITKernel) -> None:
 
 def _refusal(kernel: JITKernel, kinds: str, text: str, aux: list[Node], to: torch.dtype) -> str:
     """Return why a kernel takes no epilogue; empty if it does. The fused kernel is compiled now."""
+    if compat.in_package():
+        return "a package is loaded where only the kernel itself may be there"
     try:
         fused = own_kernel.with_epilogue(kernel, kinds, text, tuple(map(dtype, aux)), to)
     except CannotFuseError as why:

@@ -115,9 +115,11 @@ def example(node: torch.fx.Node, mean: float = 0.0, deviation: float = 1.0) -> A
     out = compat.empty_for(val(node))
     if not isinstance(out, torch.Tensor):
         return out
-    if out.dtype.is_floating_point:
-        return out.normal_(mean, deviation) if out.dtype.itemsize > 1 else out.fill_(1)
-    return out.fill_(1) if out.dtype == torch.bool else out
+    if out.dtype == torch.bool or (out.dtype.is_floating_point and out.dtype.itemsize == 1):
+        compat.elements(out).fill_(1)
+    elif out.dtype.is_floating_point:
+        compat.elements(out).normal_(mean, deviation)
+    return out
 
 
 def _cpu_times(rivals: Sequence[Rival]) -> list[float]:

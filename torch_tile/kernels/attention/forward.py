@@ -361,7 +361,9 @@ def flash_attention(config: Config, spec: Spec) -> Any:
                             scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
                     if spec.needs_mask(config, iteration, step, own, span.q_offset, window, span.keys):
                         limits = span.q_offset, window, span.keys
-                        hide_keys(spec, [scores], -infinity, here.query, step * keys, *limits)
+                        hide_keys(
+                            spec, [scores], -infinity, here.query, step * keys, *limits, columns=config.partial_sums
+                        )
                     gain, sizes = 0.0, None
                     if config.narrow:
                         gain, sizes = GAIN, T.alloc_fragment((keys,), accum)

@@ -117,14 +117,35 @@ def exponentiate(
 
 @T.macro
 def hide_keys(
-    spec: Spec, tiles: Sequence[Any], hidden: float, query_of: Callable[[Any], Any], first: Any, *limits: Any
+    spec: Spec,
+    tiles: Sequence[Any],
+    hidden: float,
+    query_of: Callable[[Any], Any],
+    first: Any,
+    *limits: Any,
+    columns: int = 1,
 ) -> None:
     """Set elements of `tiles` `[rows, keys]` to `hidden` where the query of a row does not see the key. `limits` are
     the offset of queries, the window and the number of keys.
 
     Each row's ends are kept in 32 bits. As expressions they are differences that may need 64, for each key.
+
+    Under a window, ends count from each of `columns` neighbours, of which a thread holds some. It then compares them
+    with constants, and keeps no number of a key in a register.
     """
     rows, keys = tiles[0].shape
+    if spec.windowed and 1 < columns < keys:
+        begins, ends = (T.alloc_fragment((rows, columns), "int32") for _ in range(2))
+        for i, c in T.Parallel(rows, columns):
+            seen_from, seen_to = spec.keys_seen(query_of(i), first, keys, *limits)
+            begins[i, c] = seen_from - c
+            ends[i, c] = seen_to - c
+        for i, c in T.Parallel(rows, columns):
+            for j in T.serial(keys // columns):
+                inside = T.logical_and(j * columns >= begins[i, c], j * columns < ends[i, c])
+                for tile in tiles:
+                    tile[i, j * columns + c] = T.if_then_else(inside, tile[i, j * columns + c], hidden)
+        return
     end = T.alloc_fragment((rows,), "int32")
     begin = T.alloc_fragment((rows,), "int32") if spec.windowed else None
     for i in T.Parallel(rows):

@@ -227,11 +227,18 @@ class _Async(Rewriter):
             return _clone_all(here, parts.before), _clone_all(here, (*wait, *parts.after))
 
         # What an iteration reads comes in front of the wait for the next one's tiles. Behind it, reads of shared memory
-        # would stand between the parts of a product.
+        # would stand between the parts of a product. Numbers of all columns would fill registers there.
+        early = not _has_numbers_of_columns(parts)
+
+        def started(iteration: Expr, sums: Buffer, before: Sequence[Stmt]) -> list[Stmt]:
+            """Return the start of a product and, in their order, what the iteration before it reads."""
+            first = start(iteration, sums)
+            return [*before, *first] if early else [*first, *before]
+
         body: list[Stmt] = []
         for n, (sums, others) in enumerate(((one, two), (two, one))):
             before, after = used(pair * 2 + n if n else pair * 2, sums, 1)
-            body += [*before, *start(pair * 2 + (n + 1), others), *after]
+            body += [*started(pair * 2 + (n + 1), others, before), *after]
         # Rings are counted from the loop's end on. Masks know more of `stop`, which is not negative.
         counted = any(is_counted(n) for n in _stages_waited_for(parts.start))
         value = simplify(binary("//", stop - 1, const(2, int32)))
@@ -241,7 +248,7 @@ class _Async(Rewriter):
         last = pairs * 2 + 1 if counted else simplify(stop - 1)
         before, after = used(pairs * 2 if counted else stop - 2, one, 1)
         ends, odds = used(last, two, 0), used(pairs * 2 if counted else last, one, 0)
-        even = [*before, *start(last, two), *after, *ends[0], *ends[1]]
+        even = [*started(last, two, before), *after, *ends[0], *ends[1]]
         odd = simplify(binary("%", stop, const(2, int32)))
         end = _either(binary("==", odd, ZERO), even, [*odds[0], *odds[1]])
         self._remark(product, "beside the arithmetic of the iteration before, in a second accumulator")
@@ -542,6 +549,15 @@ class _OneProduct:
     before: tuple[Stmt, ...]
     product: Gemm
     after: tuple[Stmt, ...]
+
+
+def _has_numbers_of_columns(parts: _OneProduct) -> bool:
+    """Return whether the arithmetic in front of a product writes a number for each column of the product's sums."""
+    written, sums = IdSet(b for s in parts.before for b in writes_of(s)), parts.product.C.buffer
+    loads = [load for s in parts.after for load in find(s, Load)]
+    columns = IdSet(simplify(load.indices[-1]) for load in loads if load.buffer is sums)
+    own = [load for load in loads if load.buffer in written and len(load.indices) == 1]
+    return any(simplify(load.indices[0]) in columns for load in own)
 
 
 def _registers(buffer: Buffer, threads: int) -> int:

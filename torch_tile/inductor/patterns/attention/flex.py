@@ -176,8 +176,11 @@ def _with_examples(node: Node) -> list[Node]:
         like: torch.Tensor = compat.empty_for(val(x))
         blocks = make_block_mask()
         if blocks is None:  # the one is seen in part
-            return like.fill_(name in ("kv_num_blocks", "q_num_blocks"))
-        return like.copy_(getattr(blocks, name))
+            compat.elements(like).fill_(name in ("kv_num_blocks", "q_num_blocks"))
+            return like
+        first = tuple(slice(None if stride else 1) for stride in like.stride())  # of what is expanded
+        like[first].copy_(getattr(blocks, name)[first])
+        return like
 
     for name, x in lists.items():
         x.meta[EXAMPLE] = functools.partial(example, name, x)
