@@ -42,6 +42,9 @@ class _Unsaid(Rewriter):
             self.found[buffer] = replace(buffer, below=0)
         return self.found.get(buffer, buffer)
 
+    def visit_Alloc(self, node):
+        return replace(self.children(node), buffer=self.visit_Buffer(node.buffer))
+
 
 def traces_back(step, program):
     """Assert that the text of what a pass made is traced to the same program."""
