@@ -210,7 +210,7 @@ def key_gradients(config: Config, spec: Spec) -> Any:
     ):
         tiles = T.ceildiv(s.k, tile)
         with T.Kernel(s.g * tiles, slots, s.b, threads=config.key_threads) as (bx, slot, bz):
-            group, part = bx // tiles, bx % tiles
+            group, part = T.min(bx // tiles, s.g - 1), bx % tiles
             at, members = part * tile, s.h // s.g if spec.shared else 1
             first, count = place_of(s, others[0] if spec.packed else None, slot)
             q_tile = T.alloc_shared((size, tile), spec.dtype)
