@@ -142,9 +142,9 @@ def hide_keys(
             ends[i, c] = seen_to - c
         for i, c in T.Parallel(rows, columns):
             for j in T.serial(keys // columns):
-                inside = T.logical_and(j * columns >= begins[i, c], j * columns < ends[i, c])
+                seen = T.logical_and(j * columns >= begins[i, c], j * columns < ends[i, c])
                 for tile in tiles:
-                    tile[i, j * columns + c] = T.if_then_else(inside, tile[i, j * columns + c], hidden)
+                    tile[i, j * columns + c] = T.if_then_else(seen, tile[i, j * columns + c], hidden)
         return
     end = T.alloc_fragment((rows,), "int32")
     begin = T.alloc_fragment((rows,), "int32") if spec.windowed else None
