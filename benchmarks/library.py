@@ -194,8 +194,11 @@ def _scaled_gemms() -> Iterator[Case]:
     for name, form in forms.items():
         for m in (16, 4096):
             yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *form))
-    for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 1120), ("blocks", 2624)):  # other tiles
+    for name, m in (("rows", 200), ("rows", 1152), ("rows", 1536), ("blocks", 200), ("blocks", 1120), ("blocks", 2624)):
         yield Case(f"scaled_gemm {name} {m}", _scaled_gemm(m, *forms[name]))
+    for name in ("blocks", "runs"):  # stored by columns, as torch's: aligned, and not
+        for m in (200, 214, 4095, 4096):
+            yield Case(f"scaled_gemm {name} by columns {m}", _scaled_gemm(m, *forms[name], by_columns=True))
     for m in (16, 4096):
         yield Case(f"scaled_gemm int8 {m}", _scaled_gemm(m, *forms["rows"], dtype=torch.int8))
     for bits, of, sizes in ((4, "runs", (16, 1024)), (2, "rows", (1, 16, 1024))):
@@ -214,16 +217,26 @@ def _scaled_gemms() -> Iterator[Case]:
 
 
 def _scaled_gemm(
-    m: int, of_a: tuple[int, int], of_b: tuple[int, int], dtype: torch.dtype = torch.float8_e4m3fn, bits: int = 8
+    m: int,
+    of_a: tuple[int, int],
+    of_b: tuple[int, int],
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    bits: int = 8,
+    by_columns: bool = False,
 ) -> Callable[[Make], object]:
-    """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0)."""
+    """Return a call of `scaled_gemm`; scales as (rows that share one, columns that share one or 0).
+
+    Those of rows lie in memory by rows, or `by_columns`.
+    """
     n = k = 4096
 
     def call(make: Make) -> object:
-        scale_a, scale_b = (
-            make((rows // shared, k // group if group else 1), torch.float32)
-            for rows, (shared, group) in ((m, of_a), (n, of_b))
-        )
+        def scale(rows: int, shared: int, group: int) -> torch.Tensor:
+            """Make the scales of an operand."""
+            shape = rows // shared, k // group if group else 1
+            return make(shape[::-1], torch.float32).mT if by_columns and shared == 1 else make(shape, torch.float32)
+
+        scale_a, scale_b = scale(m, *of_a), scale(n, *of_b)
         a, b = make((m, k), dtype), make((n, k * bits // 8), dtype)
         return scaled.scaled_gemm(a, b.mT, scale_a, scale_b.mT, [], "", "", torch.bfloat16, bits)
 
@@ -466,10 +479,14 @@ def _attention_backwards() -> Iterator[Case]:
                 call = _attention_backward(dtype, (size, size), causal=causal)
                 yield Case(f"attention_backward {name} d{size}" + " causal" * causal, call)
         for size in fused_backward.TILINGS if dtype.itemsize == 2 else ():
-            for form in ("", " in turns", *([" alone"] if size == 128 else [])):
+            wide = size > fused_backward.WHOLE
+            for form in ("", " shared", *([] if wide else [" in turns"]), *([" alone"] if size == 128 else [])):
                 call = partial(_fused_backward, dtype, size, form)
                 yield Case(f"attention_backward {name} d{size} one kernel{form}", call)
         yield Case(f"attention_backward {name} d192 d128", _attention_backward(dtype, (192, 128), causal=True))
+        for size, causal in ((128, True), (192, False)) if dtype == torch.bfloat16 else ():
+            call = _attention_backward(dtype, (192, size), (2048, 2048), 4, causal)
+            yield Case(f"attention_backward {name} d192 d{size} grouped", call)
         yield Case(f"attention_backward {name} d80 ragged", _attention_backward(dtype, (80, 80), (333, 777)))
         yield Case(f"attention_backward {name} d256", _attention_backward(dtype, (256, 256), causal=True))
         yield Case(f"attention_backward {name} grouped", _attention_backward(dtype, (128, 128), groups=4, causal=True))
@@ -514,15 +531,19 @@ def _attention_backward(
 def _fused_backward(dtype: torch.dtype, size: int, form: str, make: Make) -> object:
     """Call the one kernel of causal attention's gradients where the target has it, with four heads to each of keys.
 
-    In turns each head has keys of its own. A block that is alone has few keys.
+    In turns, and if it is wide, each head has keys of its own. A block that is alone has few keys. Shared ones are of a
+    last wave.
     """
     ordered, alone = form == " in turns", form == " alone"
-    length = 128 if alone else 2048
-    q, grad, out = (make((2, 32, length, size), dtype) for _ in range(3))
-    k, v = (make((2, 32 if ordered else 8, length, size), dtype) for _ in range(2))
+    length, own = 128 if alone else 2048, ordered or size > fused_backward.WHOLE
+    widths = size, min(size, fused_backward.WHOLE)
+    q, grad, out = (make((2, 32, length, n), dtype) for n in (*widths, widths[1]))
+    k, v = (make((2, 32 if own else 8, length, n), dtype) for n in widths)
     lse = make((2, 32, length), torch.float32)
     has_wgmma = common.machine_of(q).target.has_wgmma
     tiling = replace(fused_backward.TILINGS[size], ordered=ordered, alone=alone) if has_wgmma else None
+    if tiling is not None and form == " shared":
+        tiling = replace(tiling, shared_wave=132, members=3)
     return backward.attention_backward(grad, q, k, v, out, lse, None, True, tilings=tiling)
 
 

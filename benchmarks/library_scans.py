@@ -24,7 +24,7 @@ def scans() -> Iterator[Case]:
     yield Case("ssd_chunk_scan fp16 many small heads", _scan(torch.float16, 8, 200, 16, 40, 1, 56, gated=False))
     yield from (Case(f"ssd_chunk_scan packed {h}", _scan(torch.float16, 2, 300, h, 72, 2, 136, True)) for h in (4, 64))
     for name, dtype in ALL.items():
-        for size in (64, 128, 256)[: 2 if dtype == torch.float64 else 3]:
+        for size in (64, 128, 256)[: 1 if dtype == torch.float64 else 3]:
             yield Case(f"gated_delta_rule {name} {size}", _delta_rule(dtype, 2, 2048, 4, 8, size, size))
     yield Case("gated_delta_rule bf16 many heads", _delta_rule(torch.bfloat16, 2, 1024, 8, 16, 128, 128))
     yield Case("gated_delta_rule bf16 odd", _delta_rule(torch.bfloat16, 1, 77, 3, 3, 41, 23))

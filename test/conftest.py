@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_
 ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
 SHARES = {1: 2, 4: 4, 24: 8}  # number of cases of a test function -> one of so many is in a sample
 SAMPLE = Path(__file__).parents[1] / ".ci" / "sample"  # the number of the sample, raised by each landing
+ASSEMBLED = 4  # one of so many tests whose kernels run on simulators makes machine code of them, too
 SAMPLED = {  # one value of these in a sample, others of the same parameters always
     "way": ("cuda:sm_80", "cuda:sm_90a", "text"),
     "engine": ("interpreter", "threads", "text"),
@@ -54,6 +56,22 @@ def pytest_configure(config: pytest.Config) -> None:
         # On a busy machine an example may take more than 0.2 s, and drawing the first ten more than a second.
         settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
         settings.load_profile("busy")
+    config.pluginmanager.register(_NameFailures(config))
+
+
+class _NameFailures:
+    """Names each failure when it happens, so that a session that is ended early has told which tests failed."""
+
+    def __init__(self, config: pytest.Config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")  # which workers do not have
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash is not None else report.longreprtext
+            line = reason.strip().partition("\n")[0]
+            terminal.write_line(f"\n{report.when} of {report.nodeid} failed: {line[:200]}")
 
 
 def pytest_unconfigure() -> None:
@@ -114,27 +132,29 @@ def _is_drawn(item: pytest.Item) -> bool:
 
 
 def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of a session: all of a few, a sample of the whole suite and of all cubins.
+    """The tests of a session: all of a few, a sample of the whole suite, one in six of all cubins.
 
-    The samples of twenty-four numbers in a row hold every test.
+    The samples of twenty-four numbers in a row hold every test, those of six numbers every cubin.
     """
     whole = len(items) > WHOLE_SUITE
     if not whole and sum("chip" in _params(item) for item in items) <= ALL_CUBINS:
         return items
     drawn = [item for item in items if _is_drawn(item)]
     if not whole:
-        return drawn
+        return [item for item in drawn if "chip" not in _params(item) or _turn(f"half {item.nodeid}", 2) == 0]
     cases = Counter(item.nodeid.partition("[")[0] for item in drawn)
     return [item for item in drawn if _is_kept(item, cases[item.nodeid.partition("[")[0]])]
 
 
 def _is_kept(item: pytest.Item, cases: int) -> bool:
     """Whether a sampled session runs a test, whose function has so many cases: all that lie directly in test/ or are
-    marked, and by turns a share of the others.
+    marked for every sample, and by turns a share of the others. Of slow tests it is half as many.
     """
     if item.path.parent == Path(__file__).parent or item.get_closest_marker("every_sample"):
         return True
-    return _turn(item.nodeid, max(share for least, share in SHARES.items() if cases >= least)) == 0
+    share = max(share for least, share in SHARES.items() if cases >= least)
+    slow = item.get_closest_marker("slow") is not None
+    return _turn(item.nodeid, min(share * (1 + slow), max(SHARES.values()))) == 0
 
 
 def pytest_collection_finish() -> None:
@@ -160,6 +180,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
     monkeypatch.delenv("TORCH_TILE_DUMP", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Forget the host's compiler that was found, before and after."""
+    from torch_tile.runtime.host_compiler import find_compiler
+
+    find_compiler.cache_clear()
+    yield
+    find_compiler.cache_clear()
+
+
+@pytest.fixture
+def assembler(request: pytest.FixtureRequest) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """`with assembler():` compiles kernels for GPUs up to their text, as simulators need no more.
+
+    The kernels of one test in four, by turns, become machine code, too: so NVRTC accepts what tests draw.
+    """
+    from torch_tile.runtime import nvrtc
+
+    if _turn(f"assembled {request.node.nodeid}", ASSEMBLED) == 0:
+        return contextlib.nullcontext
+    nothing = nvrtc.Cubin(b"", "", {}, Path())
+    return lambda: unittest.mock.patch.object(nvrtc, "compile_cubin", lambda *_: nothing)
 
 
 @pytest.fixture
@@ -200,7 +244,9 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
 @pytest.fixture(
     params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a", "text", pytest.param("gpu", marks=pytest.mark.cuda)]
 )
-def way(request: pytest.FixtureRequest) -> Callable[..., None]:
+def way(
+    request: pytest.FixtureRequest, assembler: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Callable[..., None]:
     """`way(kernel, *args)` runs a T.prim_func, which changes its arguments in place: by the meaning of its operations,
     compiled for the CPU, thread by thread as on a GPU, where nothing must be found, by the printed CUDA text on the
     host, or on a GPU if there is one.
@@ -220,7 +266,10 @@ def way(request: pytest.FixtureRequest) -> Callable[..., None]:
             evaluate(kernel, *args)
             return
         target = {"gpu": "cuda", "text": "cuda:sm_80"}.get(request.param, request.param)
-        compiled = torch_tile.compile(kernel, target=target)
+        with contextlib.nullcontext() if request.param == "gpu" else assembler():
+            run_compiled(torch_tile.compile(kernel, target=target), *args)
+
+    def run_compiled(compiled: Any, *args: Any) -> None:
         if request.param == "cpu":
             compiled(*args)
         elif request.param == "text":

@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_tile.codegen.cuda import tensors_of
+from torch_tile.codegen.tensors import tensors_of
 from torch_tile.compiler.binding import Sizes, held
 from torch_tile.diagnostics.errors import InternalError, LaunchError
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc
+from torch_tile.runtime.aliases import extent
 from torch_tile.runtime.cache import get_or_build, key_of
-from torch_tile.runtime.cuda_launch import extent, fitted, grid_of, passed_size, slot_of
+from torch_tile.runtime.cuda_launch import fitted, grid_of, passed_size, slot_of
 from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
 from torch_tile.runtime.launch import BaseLauncher
 from torch_tile.runtime.tensor_map import map_form
@@ -32,7 +33,7 @@ from torch_tile.runtime.tensor_map import map_form
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.codegen.sources import CudaSource, Entry, MapArg
+    from torch_tile.compiler.sources import CudaSource, Entry, MapArg
     from torch_tile.ir.stmt import Program
     from torch_tile.kernel import JITKernel
 

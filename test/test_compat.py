@@ -102,6 +102,7 @@ ABSENT = {  # names that only TileLang's or TVM's compiler has, and what their u
     "from tilelang.metal.language import copy as name": "Apple's GPUs",
     "from tilelang.cpu import language as name": "TileLang's compiler",
     "from tilelang.contrib import hipcc as name": "AMD's GPUs",
+    "from tilelang.contrib.cc import create_shared as name": "TileLang's compiler",
     "from tilelang.cuda import transform as name": "TileLang's compiler",
     "from tilelang.ir import get_stmt_span as name": "TileLang's compiler",
     "from tilelang.language.eager.ast import mutate as name": "TileLang's compiler",
@@ -294,6 +295,7 @@ from tilelang.carver.arch.driver.cuda_driver import get_num_sms
 from tilelang.carver.roller.rasterization import NoRasterization
 from tilelang.carver.template import MatmulTemplate
 from tilelang.contrib import nvcc
+from tilelang.contrib.cc import get_cplus_compiler
 from tilelang.cuda.intrinsics.layout.mma_layout import make_mma_swizzle_layout
 from tilelang.cuda.language.pdl import pdl_sync
 from tilelang.cuda.target import target_is_hopper
@@ -431,7 +433,10 @@ def test_storage_of_dtypes(installed):
     assert [resolve_torch_storage_dtype(t) for t in ("float16", T.int4, "uint4")] == [T.float16, T.int8, T.uint8]
 
 
-@pytest.mark.parametrize("name", ["contrib.nvcc", "utils.target", "math", "testing", "profiler", "layout", "transform"])
+MODULES = ["contrib.cc", "contrib.nvcc", "utils.target", "math", "testing", "profiler", "layout", "transform"]
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_modules_are_attributes_of_the_package(installed, name):
     """Files say `tilelang.contrib.nvcc.get_target_compute_version()` behind `import tilelang` alone."""
     code = f"import tilelang\nassert tilelang.{name}.__name__.endswith({name.rpartition('.')[2]!r})"

@@ -24,7 +24,7 @@ LAYERS = [
     {"hardware"},
     {"compiler.context", "ir"},
     {"intrinsics", "options", "tolerance"},
-    {"tileop", "compiler.binding"},
+    {"tileop", "compiler.binding", "compiler.sources"},
     {"language", "lowering", "codegen", "simulator", "runtime", "torch_transforms"},
     {"compiler", "profiler", "user_op"},
     {"kernel", "testing", "math", "env", "transform"},
@@ -44,10 +44,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HANDED_DOWN = {
     ("profiler", "kernel"),
     ("user_op", "kernel"),
-    ("runtime", "codegen"),
     ("runtime", "jit"),
     ("runtime", "kernel"),
-    ("runtime", "kernels"),
 }
 WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {
     PACKAGE,
@@ -63,6 +61,7 @@ NOT_MIRRORED = {
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "test_mistaken_commands.py": "tries edits of command lines of torch_tile/__main__.py",
     "test_emulate.py": "tests emulate.py beside it, which runs the text of kernels for GPUs on the host",
+    "test_sample.py": "tests which tests of the suite conftest.py draws for a session",
     "diagnostics/test_mistakes.py": "tries the edits of programs that mistakes.py beside it makes",
     "diagnostics/test_mistaken_calls.py": "tries the edits of calls that edited_calls.py makes",
     "lowering/sync/test_branch_barriers.py": "tests insert_barriers.py where only some threads of a block pass",

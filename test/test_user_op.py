@@ -2,9 +2,12 @@
 """Kernels of users inside torch.compile: whole graphs, changed arguments, dynamic sizes, gradients."""
 
 import re
+import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_tile
 import torch_tile.language as T
@@ -167,6 +170,89 @@ def test_dynamic_sizes_need_one_graph():
     assert len(graphs) == 1
 
 
+@torch_tile.jit
+def shifted(A, by, factor, twice=False, block=128):
+    n = T.const("n")
+    A: T.Tensor((n,), T.float32)
+    B = T.empty((n,), T.float32)
+    assert all(type(each) is int for each in by) and type(factor) is float and type(twice) is bool
+    with T.Kernel(T.ceildiv(n, block), threads=128) as bx:
+        for i in T.Parallel(block):
+            B[bx * block + i] = (A[bx * block + i] * factor + by[0]) * (2 if twice else 1)
+    return B
+
+
+SYMBOLS = {  # calls with sizes and numbers that Dynamo makes symbols of: a function of a tensor of n elements and n / 3
+    "sizes": lambda x, s: weighted(x, x + 1, 2.0),
+    "scalars": lambda x, s: weighted(x, x, s),
+    "lazy": lambda x, s: scaled(x.shape[0], s)(x),
+    "by name": lambda x, s: scaled(factor=2.0, n=x.shape[0])(x),
+    "numbers": lambda x, s: shifted(x, (x.shape[0] * 2,), s, block=x.shape[0] + 1, twice=s > 2),
+    "a shape": lambda x, s: shifted(x, x.shape, s),
+    "a list": lambda x, s: shifted(x, [x.shape[0], 7], 0.5),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("case", SYMBOLS)
+def test_symbols_become_numbers_with_a_guard(case, dynamic):
+    """A kernel that is compiled for a size or number serves each call of a whole graph, dynamic or not."""
+    run = torch.compile(SYMBOLS[case], fullgraph=True, dynamic=dynamic, backend="eager")
+    for n in (10, 129, 300, 5, 10):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x, n / 3), SYMBOLS[case](x, n / 3))
+
+
+FAKE_CALLS = {
+    "eager style": lambda x: weighted(x, x, 2.0),
+    "lazy style": lambda x: scaled.on(f"{x.device.type}")(300, 2.0)(x),
+    "graph": torch.compile(lambda x: weighted(x, x, 2.0), backend="eager", fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])
+@pytest.mark.parametrize("call", FAKE_CALLS)
+def test_fake_tensors_need_neither_their_device_nor_their_mode(call, device):
+    """Results have the form and device of a call, in the mode and outside, before and after a call with memory."""
+    with FakeTensorMode() as mode:
+        x = torch.empty(300, device=device)
+        assert FAKE_CALLS[call](x).device == x.device
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            made = FAKE_CALLS[call](x)
+            assert isinstance(made, FakeTensor) and made.fake_mode is mode
+            assert (made.shape, made.dtype, made.device) == (x.shape, x.dtype, x.device)
+            FAKE_CALLS[call](torch.ones(300))
+
+
+@torch_tile.jit
+def checked(A):
+    n = T.const("n")
+    A: T.Tensor((n,), T.float32)
+    B = T.empty((n,), T.float32)
+    assert n > 0, "pytest rewrites this statement, and reads names that no author can write"
+    with T.Kernel(1, threads=128):
+        T.copy(A, B)
+    return B
+
+
+def test_rewritten_assertions_are_read_in_graphs():
+    x = torch.randn(9)
+    assert torch.equal(torch.compile(lambda x: checked(x), backend="eager", fullgraph=True)(x), x)
+
+
+def test_tensors_that_compute_in_python_do_so():
+    """A tensor that stands for two gives both results, also where a kernel writes its arguments."""
+    one, other = torch.randn(200), torch.randn(200)
+    made = scaled(200, 3.0)(TwoTensor(one, other))
+    torch.testing.assert_close((made.a, made.b), (3 * one, 3 * other))
+    pair, kernel = TwoTensor(one.clone(), other.clone()), raised(200)
+    kernel(one.clone(), 2.0)  # the form of the call is known
+    kernel(pair, 2.0)
+    torch.testing.assert_close((pair.a, pair.b), (one + 2, other + 2))
+
+
 def test_operators_of_equal_text_have_names_of_their_own():
     """Graphs on disk name a kernel by its operator: another process must not mean another kernel by the name."""
     program = copied(211).program
@@ -290,3 +376,67 @@ def test_arguments_are_checked_while_tracing():
     kernel = scaled(64, 2.0)
     with pytest.raises(Exception, match=r"argument `A` must have dtype torch\.float32"):
         torch.compile(lambda x: kernel(x), fullgraph=True, backend="eager")(torch.ones(64, dtype=torch.float64))
+
+
+@torch_tile.jit
+def raised_eager(A, B):
+    m, n = T.const("m, n")
+    A: T.Tensor((m, n), "float32")
+    B: T.Tensor((m, n), "float32")
+    with T.Kernel(m, threads=32) as bx:
+        for i in T.Parallel(n):
+            B[bx, i] = A[bx, i] * 2
+            B[bx, i] = A[bx, i] + 1  # which sees the store before, where both are one tensor
+
+
+def of_a_result(call, x, w):
+    y = x * w
+    call(y, y)
+    return y + x
+
+
+def of_an_input(call, x, w):
+    call(x, x)
+    return x * w
+
+
+def of_a_view(call, x, w):
+    y = (x * w).view(8, 6).t().contiguous().view(6, 8)
+    call(y, y)
+    return y.view(-1) + y.sum()
+
+
+def of_two_calls(call, x, w):
+    y, z = x * w, torch.empty_like(x)
+    call(y, z)
+    call(y, y)
+    call(z, z)
+    return y - z
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [of_a_result, of_an_input, of_a_view, of_two_calls])
+@pytest.mark.parametrize("style", ["eager", "compiled"])
+def test_one_tensor_for_a_read_and_a_written_parameter(style, function, backend):
+    """Graphs copy tensors that operators change; they must not copy one parameter's alone."""
+    call = raised_eager if style == "eager" else raised_eager.compile(m=6, n=8)
+    x, w = torch.randn(6, 8), torch.randn(6, 8)
+    wanted_x, found_x = x.clone(), x.clone()
+    want = function(lambda a, b: b.copy_(2 * a + 1) if a is b else b.copy_(a + 1), wanted_x, w)
+    found = torch.compile(lambda x, w: function(call, x, w), fullgraph=True, backend=backend)(found_x, w)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(found_x, wanted_x)
+
+
+def test_operators_for_one_tensor_in_several_places():
+    """An operator takes a written tensor once; tensors that are only read stay apart."""
+    kernel = raised_eager.compile(m=6, n=8)
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    for args, want in (((x, y), x + 1), ((x, x), x * 2 + 1)):
+        mine = [args[0].clone()] * 2 if args[0] is args[1] else [a.clone() for a in args]
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = mode.from_tensor(x)
+            assert kernel(fake, fake) is None
+        torch.func.vmap(lambda a, b: (kernel(a, b), b)[1])(*[m[None] for m in mine])
+        torch.testing.assert_close(mine[1], want)
+    assert set(kernel.__dict__["operators"]) == {(0, 0), (0, 1)}

@@ -225,8 +225,13 @@ class Target:
 
     @classmethod
     def of_device(cls, device: torch.device) -> Target:
-        """Return the target for a torch device: its own chip's for a GPU, else the CPU's."""
-        return cls("cuda", _capability_of(device.index)) if device.type == "cuda" else cls("cpu")
+        """Return the target for a torch device: its own chip's for a GPU, else the CPU's.
+
+        Fake tensors may lie on a GPU that this machine lacks: they have the target of the text "cuda".
+        """
+        if device.type != "cuda":
+            return cls("cpu")
+        return cls("cuda", _capability_of(device.index)) if _is_here(device.index) else cls.of("cuda")
 
     @property
     def chip(self) -> Chip:
@@ -361,6 +366,14 @@ def _capability(text: str) -> int:
     """Return the number of `sm_NN` in a text, 0 without one."""
     found = re.search(r"sm_(\d+)", text)
     return int(found[1]) if found else 0
+
+
+@functools.cache
+def _is_here(index: int | None) -> bool:
+    """Return whether this machine has the GPU of this index."""
+    import torch
+
+    return (index or 0) < torch.cuda.device_count()
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from torch_tile.compiler.garbage import collector_paused
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.arguments import explains_misfits, names_parameters
 from torch_tile.diagnostics.errors import ForeignTextError, InternalError, LaunchError, TileError, diagnose, error
-from torch_tile.diagnostics.kernel_warnings import warn_of
+from torch_tile.diagnostics.kernel_warnings import collected_warnings, warn_of
 from torch_tile.diagnostics.spelling import missing_attribute
 from torch_tile.hardware import MOST_THREADS, PER_THREAD, Target, spelled
 from torch_tile.intrinsics import foreign
@@ -71,10 +71,11 @@ from torch_tile.user_op import (
     kept,
     register_for_dynamo,
     results_of,
+    same_as,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch_tile.codegen.sources import Entry
+    from torch_tile.compiler.sources import Entry
     from torch_tile.runtime.nvrtc import Cubin
 
 __path__: list[str] = []  # TileLang's module of this name has modules inside: compat
@@ -152,14 +153,16 @@ def _warn_of_problem(problem: TileError, rest: str) -> None:
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """Compile a program for the CPU."""
-    from torch_tile.codegen.sources import ENTRY
     from torch_tile.compiler.source_cache import cpu_source
+    from torch_tile.compiler.sources import ENTRY
 
     source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: source_cache.py
     with foreign_text(program):
         library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
-    launcher = Launcher(program, entry, source.asserts, out_idx, library)  # checks and calls: runtime/launch.py
+    make = _variant_of(compile_cpu, out_idx, build)
+    # checks and calls: runtime/launch.py
+    launcher = Launcher(program, entry, source.asserts, out_idx, library, source.disjoint, make)
     return JITKernel(program, lowered, source.text, launcher, build)
 
 
@@ -181,8 +184,19 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     remark_costs(program.kernels, source.entries, cubin, build)
     if build.options.strict:
         refuse_slow(build)
-    launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
+    make = _variant_of(compile_cuda, out_idx, build)
+    launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx, make)  # runtime/cuda_launch.py
     return JITKernel(program, lowered, text, launcher, build, cubin)
+
+
+def _variant_of(step: Callable[..., JITKernel], out_idx: Sequence[int], build: Build) -> Callable[[Program], JITKernel]:
+    """Return a function that compiles a variant of a program without warnings: the program's kernel gave them."""
+
+    def make(program: Program) -> JITKernel:
+        with collected_warnings(), collector_paused():
+            return step(program, out_idx, Build(build.target, build.options))
+
+    return make
 
 
 @contextlib.contextmanager
@@ -509,7 +523,8 @@ class JITFunction:
         for read in self.readers:
             reads += [value.hex() if isinstance(value, float) else f"{value!r}" for value in read()]
         if self.is_lazy:
-            return getattr(kept, _keep_compiled(self.dynamo_key, tuple(reads), *args, **kwargs))
+            named = {name: _fixed(value) for name, value in kwargs.items()}
+            return getattr(kept, _keep_compiled(self.dynamo_key, tuple(reads), *map(_fixed, args), **named))
         given = [*zip(self.names, args, strict=False), *kwargs.items()]
         from numpy import ndarray  # not before: a process that only compiles needs none
 
@@ -517,7 +532,7 @@ class JITFunction:
         passed = []
         for name, value in given:
             if isinstance(value, _torch.Tensor):
-                known.append((name, (value.dtype, tuple(value.shape), value.stride(), value.device)))
+                known.append((name, (value.dtype, _fixed(tuple(value.shape)), _fixed(value.stride()), value.device)))
                 passed.append(value)
             elif isinstance(value, ndarray):  # Dynamo has no constant for it
                 raise LaunchError(not_a_tensor(name, value))
@@ -525,12 +540,13 @@ class JITFunction:
                 known.append((name, 0))
                 passed.append(value)
             else:
-                known.append((name, value))
-        operator = getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(reads), tuple(known)))
+                known.append((name, _fixed(value)))
+        operator = getattr(kept, _keep_eager_operator(self.dynamo_key, tuple(reads), tuple(known), same_as(passed)))
         return results_of(operator(*passed))
 
     def kernel_for_traced_call(self, known: Sequence[tuple[str, Any]]) -> JITKernel:
         """Return the kernel of an eager call in a traced graph; (dtype, shape, strides, device) stands for a tensor."""
+        from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
         def example(value: Any) -> Any:
             if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
@@ -538,7 +554,7 @@ class JITFunction:
             dtype, shape, strides, device = value
             return _torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-        with _torch._C._DisableTorchDispatch():
+        with unset_fake_temporarily(), FakeTensorMode():  # the tensors take no memory, and their device may be missing
             call = specialise(self.function, self.signature, (), {name: example(value) for name, value in known})
         return self._eager_kernel(call)
 
@@ -559,7 +575,8 @@ class JITFunction:
             return self._eager_kernel(specialise_sizes(self.function, self.signature, args, kwargs))
         if self.target == "auto" and (around := Target.current()) is not None:
             return self.on(around).compile(*args, **kwargs)
-        quick = None if kwargs else (exact_key(args), self.read_outside())
+        # An exact key takes 0.2 ms. Equal arguments of the library's kernels need none: each field has one type.
+        quick = None if kwargs else (args if self.options.measured else exact_key(args), self.read_outside())
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
                 return self.by_position[quick]
@@ -618,6 +635,17 @@ class JITFunction:
             return self.kernels[key]
 
 
+def _fixed(value: Any) -> Any:
+    """Return a value that a kernel is compiled for, with numbers in place of Dynamo's symbols, which it guards."""
+    if isinstance(value, int | float):
+        return _torch.fx.experimental.symbolic_shapes.guard_scalar(value)
+    if type(value) in (tuple, list, _torch.Size):
+        return type(value)([_fixed(each) for each in value])
+    if type(value) is dict:
+        return {name: _fixed(each) for name, each in value.items()}
+    return value
+
+
 @assume_constant_result
 def _prepare_readers(key: str) -> str:
     """Find what the function with this Dynamo key reads from outside while a graph is traced."""
@@ -636,12 +664,15 @@ def _keep_compiled(key: str, reads: tuple[str, ...], /, *args: Any, **kwargs: An
 
 
 @assume_constant_result
-def _keep_eager_operator(key: str, reads: tuple[str, ...], known: Sequence[tuple[str, Any]]) -> str:
+def _keep_eager_operator(
+    key: str, reads: tuple[str, ...], known: Sequence[tuple[str, Any]], same: tuple[int, ...]
+) -> str:
     """Keep the operator for an eager call of the function with this Dynamo key; return its name in `kept`.
 
     `reads` are as in `_keep_compiled`. `known` holds the arguments as `JITFunction.kernel_for_traced_call` takes them.
+    `same` is what `same_as` says of the tensors.
     """
-    return keep_operator(from_dynamo_key(key).kernel_for_traced_call(known).dynamo_key)
+    return keep_operator(from_dynamo_key(key).kernel_for_traced_call(known).dynamo_key, same)
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:

@@ -20,7 +20,7 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.fixed_sizes import sizes_of_tiles
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
-from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher
+from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, computes_in_python
 from torch_tile.user_op import (
     is_transformed,
     keep_operator,
@@ -28,6 +28,7 @@ from torch_tile.user_op import (
     lacking_gradient,
     register_for_dynamo,
     results_of,
+    same_as,
     with_delayed_error,
 )
 
@@ -110,10 +111,19 @@ class JITKernel(metaclass=Compiled):
         """
         if _torch is not None:
             if _torch.compiler.is_dynamo_compiling() or is_transformed(_torch):
-                return results_of(getattr(kept, keep_operator(self.dynamo_key))(*args, **named))
+                return results_of(getattr(kept, keep_operator(self.dynamo_key, same_as(args)))(*args, **named))
             if _torch.is_grad_enabled() and (text := lacking_gradient(self, args)):
-                return with_delayed_error(self.run(*args, **named), args, text)
-        return self.run(*args, **named)
+                return with_delayed_error(self._run(*args, **named), args, text)
+        return self._run(*args, **named)
+
+    def _run(self, *args: Any, **named: Any) -> Any:
+        """Run outside of torch's dispatcher; leave tensors that compute in Python to the kernel's operator."""
+        try:
+            return self.run(*args, **named)
+        except LaunchError:
+            if not any(map(computes_in_python, args)):
+                raise
+        return results_of(getattr(kept, keep_operator(self.dynamo_key, same_as(args)))(*args, **named))
 
     def _first_call(self, *args: Any, **named: Any) -> Any:
         """Run the first call, and choose the shortest way for later calls."""
@@ -124,8 +134,12 @@ class JITKernel(metaclass=Compiled):
         return result
 
     def specialised(self, *args: Any) -> JITKernel:
-        """Return the kernel that runs for these arguments: itself, unless tiles have sizes that a call brings."""
-        return self
+        """Return the kernel that runs for these arguments: itself, or one for exact aliases among the arguments.
+
+        Where tiles have sizes that a call brings, it is the kernel for those.
+        """
+        made = self.launcher.variant_for(args)
+        return self if made is None else made
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.__name__} for {self.target}>"
@@ -303,7 +317,7 @@ class SizedKernel(JITKernel):
             if len(self.made) >= MOST_FORMS:
                 self.made.clear()
             found = self.made[key] = self.make(dict(zip(self.tile_sizes, key, strict=True)))
-        return found
+        return found.specialised(*args)
 
 
 class _SizedLauncher(BaseLauncher):

@@ -42,7 +42,7 @@ kept: Kept = Kept()
 _numbers = itertools.count()
 _registered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
-_kernels: dict[str, JITKernel] = {}  # by the names of their operators
+_kernels: dict[str, JITKernel | None] = {}  # by the names of their operators; None for other arguments
 
 
 @names_parameters
@@ -114,18 +114,46 @@ def keep(value: Any) -> str:
     return name
 
 
+def same_as(args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the position at which each argument is first given; Dynamo traces this function."""
+    found: list[int] = []
+    for n, value in enumerate(args):
+        first = n
+        for m in found:
+            if first == n and args[m] is value and hasattr(value, "data_ptr"):
+                first = m
+        found.append(first)
+    return tuple(found)
+
+
 @assume_constant_result
-def keep_operator(key: str) -> str:
+def keep_operator(key: str, same: tuple[int, ...] = ()) -> str:
     """Keep the operator, without a gradient, of the kernel with this Dynamo key; return its name in `kept`.
 
-    The operator is defined at the first call.
+    `same` is what `same_as` says of the arguments. What is kept takes all arguments. The operator takes a tensor once,
+    if it is given for a written parameter and others. So no pass of torch copies it for one of them. The operator is
+    defined at the first call.
     """
     kernel = from_dynamo_key(key)
     with _lock:
-        found = kernel.__dict__.get("operator")
-        if found is None:
-            found = kernel.__dict__["operator"] = _define(kernel, None, None)
-        return keep(found)
+        made = kernel.__dict__.setdefault("operators", {})
+        places = _places(kernel, same)
+        if places not in made:
+            made[places] = _define(kernel, None, None, places)
+        return keep(made[places])
+
+
+def _places(kernel: JITKernel, same: Sequence[int]) -> tuple[int, ...]:
+    """Return for each argument of a kernel the first of the same tensor, if any of these is written."""
+    shared = {same[n] for n in _changed(kernel) if n < len(same)}
+    count = len(kernel.launcher.binding.given)
+    return tuple(same[n] if n < len(same) and same[n] in shared else n for n in range(count))
+
+
+def _changed(kernel: JITKernel) -> list[int]:
+    """Return the positions of the arguments that a call writes."""
+    written = [kernel.program.params[n] for n in written_params(kernel.lowered)]
+    return [n for n, param in enumerate(kernel.launcher.binding.given) if any(param is w for w in written)]
 
 
 def results_of(made: Any) -> Any:
@@ -135,7 +163,7 @@ def results_of(made: Any) -> Any:
 
 def written_params(program: Program) -> set[int]:
     """Return the positions of the tensor parameters that a lowered program's kernels may write."""
-    from torch_tile.codegen.cuda import written_buffers  # not before: kernels found on disk need no generator
+    from torch_tile.codegen.tensors import written_buffers  # not before: kernels found on disk need no generator
 
     found = written_buffers([node for kernel in program.kernels for node in walk(kernel.body)])
     return {n for n, param in enumerate(program.params) if param in found}
@@ -146,33 +174,48 @@ def kernel_of(operator: str) -> JITKernel | None:
     return _kernels.get(operator)
 
 
-def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:
-    """Register a kernel as an operator of torch, with its schema, fake kernel and gradient."""
+def _define(
+    kernel: JITKernel, backward: Any, setup_context: Any, places: tuple[int, ...] | None = None
+) -> Callable[..., Any]:
+    """Register a kernel as an operator of torch, with its schema, fake kernel and gradient; return a way to call it.
+
+    `places` has, for each argument of the kernel, the position of the one that is given for it: by default its own.
+    """
     import torch
 
     from torch_tile.torch_transforms import autograd_kernel, entry_by_entry, refuse_tangents
 
-    given = kernel.launcher.binding.given
-    written = [kernel.program.params[n] for n in written_params(kernel.lowered)]
-    changed = [n for n, param in enumerate(given) if any(param is w for w in written)]
+    given, written = kernel.launcher.binding.given, _changed(kernel)
+    own = tuple(range(len(given)))
+    places = own if places is None else places
+    firsts = sorted(set(places))
+    changed = [n for n, first in enumerate(firsts) if any(places[w] == first for w in written)]
     returned = [kernel.program.params[n] for n in kernel.out_idx] + list(kernel.program.outputs)
     if backward is not None and (changed or not returned):
-        what = f"writes `{given[changed[0]].name}`" if changed else "returns nothing"
+        what = f"writes `{given[written[0]].name}`" if changed else "returns nothing"
         raise LaunchError(
             f"{kernel.__name__} {what}: a kernel with a gradient returns fresh tensors; name them by out_idx"
         )
-    name = _name_of(kernel)
-    parts = [_schema_of(param, n in changed) for n, param in enumerate(given)]
+    name = _name_of(kernel, "" if places == own else "_" + "_".join(map(str, places)))
+    parts = [_schema_of(given[first], n in changed) for n, first in enumerate(firsts)]
     results = "Tensor" if len(returned) == 1 else f"({', '.join(['Tensor'] * len(returned))})"
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _made.append(library)
     library.define(f"{name}({', '.join(parts)}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
-    run = kernel.run if returned else lambda *args: (kernel.run(*args), None)[1]
+    spread = [firsts.index(place) for place in places]  # for each argument of the kernel, one of the operator
+
+    def run(*args: Any) -> Any:
+        made = kernel.run(*[args[n] for n in spread])
+        return made if returned else None
+
+    def fake(*args: Any) -> Any:
+        return fake_results(kernel, returned, [args[n] for n in spread])
+
     library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: fake_results(kernel, returned, args), lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    _kernels[operator.name()] = kernel
-    alone = functools.partial(_without_gradient, kernel, operator)
+    _kernels[operator.name()] = kernel if places == own else None
+    alone = functools.partial(_without_gradient, kernel, operator, spread)
     counted = functools.partial(_counted, kernel, backward)
     made = autograd_kernel(operator, lambda: (setup_context or _save_all, counted))
 
@@ -182,7 +225,9 @@ def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..
 
     library.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_vmap(operator, functools.partial(entry_by_entry, operator, changed), lib=library)
-    return operator  # type: ignore[no-any-return]
+    if places == own:
+        return operator  # type: ignore[no-any-return]
+    return lambda *args: operator(*[args[first] for first in firsts])
 
 
 def _counted(kernel: JITKernel, backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
@@ -204,7 +249,7 @@ def _counted(kernel: JITKernel, backward: Callable[..., Any], ctx: Any, *grads: 
     return found
 
 
-def _name_of(kernel: JITKernel) -> str:
+def _name_of(kernel: JITKernel, ending: str = "") -> str:
     """Return a name for the operator of a kernel: the kernel's own, and a digest of its text.
 
     So graphs and contests that are kept on disk mean the same kernel in each process. The digest also covers options
@@ -213,7 +258,7 @@ def _name_of(kernel: JITKernel) -> str:
     """
     options = kernel.build.options, *kernel.out_idx
     digest = hashlib.sha256(f"{kernel.target} {options!r} {kernel.source}".encode()).hexdigest()[:12]
-    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{digest}"
+    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{digest}{ending}"
     return name if f"{NAMESPACE}::{name}" not in _kernels else f"{name}_{len(_made)}"
 
 
@@ -299,11 +344,11 @@ def with_delayed_error(results: Any, args: Sequence[Any], text: str) -> Any:
     return made if several else made[0]
 
 
-def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, *args: Any) -> Any:
+def _without_gradient(kernel: JITKernel, operator: Any, spread: Sequence[int], keys: Any, *args: Any) -> Any:
     """Run below autograd; refuse calls that would silently lack a gradient."""
     import torch
 
-    if torch.is_grad_enabled() and (text := lacking_gradient(kernel, args)):
+    if torch.is_grad_enabled() and (text := lacking_gradient(kernel, [args[n] for n in spread])):
         raise LaunchError(text)
     with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *args)

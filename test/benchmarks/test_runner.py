@@ -123,6 +123,7 @@ def test_problems_of_the_families(family, device):
         assert all(ratio > 0 for ratio in p.asked.values())
 
 
+@pytest.mark.slow
 def test_all_families_smoke(monkeypatch, capsys):
     """What `python -m benchmarks --quick` does here."""
     monkeypatch.setattr(runner, "MOST_SECONDS", 0.01)

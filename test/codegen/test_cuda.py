@@ -28,7 +28,7 @@ from flat_kernels import (
 )
 
 from torch_tile.codegen.cuda import LARGEST_SIZE, most_blocks
-from torch_tile.codegen.sources import MapArg
+from torch_tile.compiler.sources import MapArg
 from torch_tile.diagnostics.errors import Span, TileError
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt

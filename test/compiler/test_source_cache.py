@@ -9,9 +9,9 @@ import pytest
 import torch_tile
 import torch_tile.language as T
 from torch_tile import lowering
-from torch_tile.codegen.sources import CudaSource, Entry, MapArg
 from torch_tile.compiler import source_cache
 from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.compiler.sources import CudaSource, Entry, MapArg
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32

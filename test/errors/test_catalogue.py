@@ -20,6 +20,7 @@ WARNINGS = {
     "writes_nothing",
     "block_race",
     "iteration_race",
+    "role_race",
     "swapped_indices",
     "outside",
     "one_starts",

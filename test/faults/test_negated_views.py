@@ -44,6 +44,7 @@ def check(got, wanted) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_arguments_of_graphs(dynamic, seed):
     torch.manual_seed(seed)
@@ -57,6 +58,7 @@ def test_arguments_of_graphs(dynamic, seed):
     check(f(x, FORMS["dense"](w)), layers(x, w))
 
 
+@pytest.mark.slow
 def test_arguments_that_change_and_want_gradients(seed):
     torch.manual_seed(seed)
 

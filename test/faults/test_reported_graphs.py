@@ -794,6 +794,7 @@ def aliases(t: torch.Tensor, args: list[Any]) -> list[int]:
     return [n for n, x in given if x.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_reported_graphs(make: Callable[[], Function], seed: int, request: pytest.FixtureRequest) -> None:
     if why := OF_TORCH.get(make.__name__):

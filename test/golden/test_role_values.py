@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from mutation import removals
@@ -184,11 +186,8 @@ def test_a_turn_that_is_not_passed_on(name: str) -> None:
         assert "deadlock" in findings.kinds
 
 
-def hidden_call(groups: int, keys: int, ping_pong: bool = True, exchange: bool = False):
-    """Products under a causal mask, the last keys first; each warpgroup leaves out the tiles that it sees nothing of.
-
-    With `exchange`, columns are scaled by their sums over all rows of the block.
-    """
+def causal_call(groups: int, keys: int, ping_pong: bool, multiply: Callable[..., None]):
+    """Two blocks of queries under a causal mask. `multiply` adds up the tiles of keys that a block sees."""
     rows = 64 * groups
 
     @T.prim_func
@@ -198,29 +197,45 @@ def hidden_call(groups: int, keys: int, ping_pong: bool = True, exchange: bool =
         with T.Kernel(2, threads=128 * groups) as bx:
             q, k, v = (T.alloc_shared((n, 64), H) for n in (rows, keys, keys))
             s, c = T.alloc_fragment((rows, keys), F), T.alloc_fragment((rows, 64), F)
-            p, sums = T.alloc_fragment((rows, keys), H), T.alloc_fragment((keys,), F)
+            p = T.alloc_fragment((rows, keys), H)
             T.copy(Q[bx * rows, 0], q)
             T.clear(c)
-            begin, end = T.own_rows(rows)
-            first, last = bx * rows + begin + offset, bx * rows + end - 1 + offset
             steps = T.min(512 // keys, (bx * rows + rows - 1 + offset) // keys + 1)
-            seen = T.min(512 // keys, last // keys + 1)
-            for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong, skip=steps - seen):
-                step = steps - 1 - j
-                T.copy(K[step * keys, 0], k)
-                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                if step * keys + keys - 1 > first:
-                    for x, y in T.Parallel(rows, keys):
-                        s[x, y] = T.if_then_else(bx * rows + x + offset >= step * keys + y, s[x, y], 0)
-                if exchange:
-                    T.reduce_sum(s, sums, dim=0)
-                for x, y in T.Parallel(rows, keys):
-                    p[x, y] = T.max(T.min(s[x, y] + (0 * sums[y] if exchange else 0), 8), -8)
-                T.copy(K[step * keys, 0], v)
-                T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow)
+            multiply(K, (q, k, v), (s, p, c), bx * rows, offset, steps, ping_pong)
             T.copy(c, C[bx * rows, 0])
 
     return kernel
+
+
+def hidden_call(groups: int, keys: int, ping_pong: bool = True, exchange: bool = False):
+    """Products under a causal mask, the last keys first; each warpgroup leaves out the tiles that it sees nothing of.
+
+    With `exchange`, columns are scaled by their sums over all rows of the block.
+    """
+    rows = 64 * groups
+
+    @T.macro
+    def multiply(K, shared, fragments, row, offset, steps, ping_pong):
+        (q, k, v), (s, p, c) = shared, fragments
+        sums = T.alloc_fragment((keys,), F)
+        begin, end = T.own_rows(rows)
+        first, last = row + begin + offset, row + end - 1 + offset
+        seen = T.min(512 // keys, last // keys + 1)
+        for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong, skip=steps - seen):
+            step = steps - 1 - j
+            T.copy(K[step * keys, 0], k)
+            T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            if step * keys + keys - 1 > first:
+                for x, y in T.Parallel(rows, keys):
+                    s[x, y] = T.if_then_else(row + x + offset >= step * keys + y, s[x, y], 0)
+            if exchange:
+                T.reduce_sum(s, sums, dim=0)
+            for x, y in T.Parallel(rows, keys):
+                p[x, y] = T.max(T.min(s[x, y] + (0 * sums[y] if exchange else 0), 8), -8)
+            T.copy(K[step * keys, 0], v)
+            T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow)
+
+    return causal_call(groups, keys, ping_pong, multiply)
 
 
 # Offsets put the diagonal anywhere in a tile: some warpgroups see nothing at all, or have two masked tiles.
@@ -270,31 +285,22 @@ def halved_call(groups: int, keys: int, ping_pong: bool, less: int = 0):
     """
     rows = 64 * groups
 
-    @T.prim_func
-    def kernel(
-        Q: T.Tensor((2 * rows, 64), H), K: T.Tensor((512, 64), H), C: T.Tensor((2 * rows, 64), F), offset: T.int32
-    ):
-        with T.Kernel(2, threads=128 * groups) as bx:
-            q, k, v = (T.alloc_shared((n, 64), H) for n in (rows, keys, keys))
-            s, c = T.alloc_fragment((rows, keys), F), T.alloc_fragment((rows, 64), F)
-            p = T.alloc_fragment((rows, keys), H)
-            T.copy(Q[bx * rows, 0], q)
-            T.clear(c)
-            past = bx * rows + T.own_rows(rows)[1] + offset - less
-            steps = T.min(512 // keys, (bx * rows + rows - 1 + offset) // keys + 1)
-            for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong):
-                T.copy(K[j * keys, 0], k)
-                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                if j * keys + keys - 1 > bx * rows + offset:
-                    for x, y in T.Parallel(rows, keys):
-                        s[x, y] = T.if_then_else(bx * rows + x + offset >= j * keys + y, s[x, y], 0)
+    @T.macro
+    def multiply(K, shared, fragments, row, offset, steps, ping_pong):
+        (q, k, v), (s, p, c) = shared, fragments
+        past = row + T.own_rows(rows)[1] + offset - less
+        for j in T.Pipelined(steps, num_stages=2, ping_pong=ping_pong):
+            T.copy(K[j * keys, 0], k)
+            T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            if j * keys + keys - 1 > row + offset:
                 for x, y in T.Parallel(rows, keys):
-                    p[x, y] = T.max(T.min(s[x, y], 8), -8)
-                T.copy(K[j * keys, 0], v)
-                T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow, used=past - j * keys)
-            T.copy(c, C[bx * rows, 0])
+                    s[x, y] = T.if_then_else(row + x + offset >= j * keys + y, s[x, y], 0)
+            for x, y in T.Parallel(rows, keys):
+                p[x, y] = T.max(T.min(s[x, y], 8), -8)
+            T.copy(K[j * keys, 0], v)
+            T.gemm(p, v, c, policy=T.GemmWarpPolicy.FullRow, used=past - j * keys)
 
-    return kernel
+    return causal_call(groups, keys, ping_pong, multiply)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.bounds import FAR, Interval, Ranges, interval, of_binary, prove, range_of
+from torch_tile.ir.bounds import FAR, Interval, Ranges, binary_interval, dtype_interval, interval, prove
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Expr, Load, Unary, Var, cast, const, maximum, minimum, select  # fmt: skip
 from torch_tile.ir.polynomial import Polynomial
@@ -84,7 +84,7 @@ def test_nothing_false_is_proved(random, data):
 def test_a_variable_stays_below_what_it_says():
     """Sums and remainders of it follow; without such a fact nothing is known of a variable."""
     some, free = (Load(Buffer("v", (), dt.int32, "var", below=below), ()) for below in (10, 0))
-    assert interval(some, Ranges()) == Interval(0, 9) and interval(free, Ranges()) == range_of(dt.int32)
+    assert interval(some, Ranges()) == Interval(0, 9) and interval(free, Ranges()) == dtype_interval(dt.int32)
     assert interval((some + 3) % 10, Ranges()) == Interval(0, 9) and interval(some // 5, Ranges()) == Interval(0, 1)
     assert prove(some < 10, Ranges()) and not prove(some < 9, Ranges())
 
@@ -212,7 +212,7 @@ def test_small_types_wrap():
     one = const(1, dt.uint8)
     assert not prove(x + one > x, Ranges()) and prove(x + 1 > x, Ranges())
     assert prove(cast(x, dt.int32) + 1 > cast(x, dt.int32), Ranges())
-    assert interval(x + one, Ranges()) == range_of(dt.uint8) and interval(x + 1, Ranges()) == Interval(1, 256)
+    assert interval(x + one, Ranges()) == dtype_interval(dt.uint8) and interval(x + 1, Ranges()) == Interval(1, 256)
 
 
 def test_kernel_gives_block_ranges():
@@ -345,7 +345,7 @@ def test_results_lie_inside(op, data):
     if op in ("<<", ">>") and not 0 <= y < 64:
         return
     y = y or (op in ("//", "%"))  # by 0 they are what they are by 1
-    found = of_binary(op, a, b)
+    found = binary_interval(op, a, b)
     assert found.low <= OPERATORS[op](x, y) <= found.high
 
 
@@ -359,14 +359,14 @@ def test_results_lie_inside(op, data):
     ("%", Interval(9, 11), Interval(8, 8), Interval(1, 3)),
     ("%", Interval(), Interval(1, 8), Interval(0, 7)),
     ("%", Interval(), Interval(-5, 8), Interval(-4, 7)),
-    ("%", Interval(0, 3), range_of(dt.int32), Interval(1 - 2**31, 3)),
-    ("//", Interval(0, 9), range_of(dt.int32), Interval(-9, 9)),
+    ("%", Interval(0, 3), dtype_interval(dt.int32), Interval(1 - 2**31, 3)),
+    ("//", Interval(0, 9), dtype_interval(dt.int32), Interval(-9, 9)),
     ("//", Interval(2, 9), Interval(0, 4), Interval(0, 9)),
     ("&", Interval(), Interval(7, 7), Interval(0, 7)),
     ("<<", Interval(1, 3), Interval(2, 2), Interval(4, 12)),
 ])  # fmt: skip
 def test_results_are_as_small_as_expected(op, a, b, want):
-    assert of_binary(op, a, b) == want
+    assert binary_interval(op, a, b) == want
 
 
 def test_sets():
@@ -377,5 +377,5 @@ def test_sets():
 
 
 def test_ranges_of_types():
-    assert range_of(dt.bool_) == Interval(0, 1)
-    assert range_of(dt.int8) == Interval(-128, 127) and range_of(dt.uint16) == Interval(0, 65535)
+    assert dtype_interval(dt.bool_) == Interval(0, 1)
+    assert dtype_interval(dt.int8) == Interval(-128, 127) and dtype_interval(dt.uint16) == Interval(0, 65535)

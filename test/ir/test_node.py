@@ -23,8 +23,10 @@ from torch_tile.ir.node import (
     find,
     map_children,
     node_class,
+    rebuilt,
     symbols,
     walk,
+    with_fields,
 )
 from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
 
@@ -145,6 +147,22 @@ def test_only_what_changes_is_rebuilt():
     left, right = i + 1, N * 2
     new = Swap()(left * right)
     assert new.b is right and equal(new.a, j + 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_fields_with_the_same_objects_keep_the_node(count):
+    """A tuple counts by its objects; an equal one that is new, a longer and a shorter one change the node."""
+    span = Span("k.py", 1, 1, 0, 1)
+    stmts = tuple(Store(A, (zero,), const(n, dt.float32)) for n in range(3))
+    block, first = Block(stmts, span=span), stmts[:count]
+    assert with_fields(block) is block and with_fields(block, stmts=(*stmts,)) is block
+    for others in (first, (*first, rebuilt(stmts[0]), *stmts[count + 1 :]), (*stmts, *first, stmts[0])):
+        new = with_fields(block, stmts=others)
+        assert (new is block) is (others == stmts) and new.stmts == others and new.span == span
+    branch = If(Binary("<", i, j), block, Block(()), span=span)
+    assert with_fields(branch, then=block, condition=branch.condition) is branch
+    new = with_fields(branch, then=branch.otherwise, condition=branch.condition)
+    assert new.then is branch.otherwise and new.condition is branch.condition and branch.then is block
 
 
 def test_new_nodes_take_the_place_of_old_ones():

@@ -91,11 +91,12 @@ def problems(seed):
     return Problems(seed)
 
 
+_simulated = {}  # kernels of the session for GPUs, which may lack machine code, by functions and their arguments
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 
 
 @pytest.fixture(params=["cpu", "interpreter", "threads", "text"])
-def engine(request, monkeypatch):
+def engine(request, monkeypatch, assembler):
     """Kernels run compiled, or as the interpreters understand them."""
     if request.param == "interpreter":
         traced = {}
@@ -110,11 +111,13 @@ def engine(request, monkeypatch):
     if request.param in ("threads", "text"):
         for module in modules_of_kernels():
             monkeypatch.setattr(module, "machine_of", lambda x: GPU)
-        compile = JITFunction.compile
 
         def interpret_threads(self, *args, **kwargs):
-            kernel = compile(self, *args, **kwargs)
-
+            key = (self, args, tuple(kwargs.items()))
+            if key not in _simulated:
+                with assembler():
+                    _simulated[key] = self.build(self.make(*args, **kwargs).program, self.target)
+            kernel = _simulated[key]
             if request.param == "text":
                 if any(entry.cluster != (1, 1, 1) for entry in kernel.launcher.source.entries):
                     pytest.skip("clusters of blocks are not emulated")

@@ -24,6 +24,7 @@ from torch_tile.kernels.norm.softmax import softmax
 GPU = Machine(Target("cuda", 90), 132)
 
 
+@pytest.mark.slow
 def test_no_module_computes_tensors_where_it_is_imported():
     """An operator's first call may be traced, and imports its kernels: a trace would hold their tables."""
     text = """
@@ -118,6 +119,7 @@ def elsewhere(x, by):
     return memory[first + by :].as_strided(x.shape, x.stride()).copy_(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", tensors(torch.float32))
 def test_operands_begin_anywhere(case, dtype, launches):

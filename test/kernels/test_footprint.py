@@ -20,6 +20,7 @@ from torch_tile.kernels.footprint import SPARE, Footprint, Part, Tile, most_stag
 from torch_tile.kernels.gemm import (
     cut_dequant,
     dequant,
+    dequant_rules,
     grouped_scaled_wgrad as wgrad,
     grouped_wgrad,
     int8_rows,
@@ -64,7 +65,7 @@ def of_dequant(config, spec, bulk):
     kinds = [kind for kind in (storage.scale, storage.zero) if kind and span]
     factors = [kind.columns(span, storage.group) * kind.dtype.itemsize for kind in kinds]
     count, out = len(storage.transposed), spec.product.out_dtype
-    return dequant.footprint(config, spec.operand, count, storage.bits, bulk, storage.coded, factors, out)
+    return dequant_rules.footprint(config, spec.operand, count, storage.bits, bulk, storage.coded, factors, out)
 
 
 FOOTPRINTS = {

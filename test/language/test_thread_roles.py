@@ -424,3 +424,62 @@ def test_branches_inside_of_roles_keep_their_variables(seed):
     found = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a, b)
     assert not found, found.report()
     assert torch.equal(b, 75 * a.flip(1))
+
+
+@pytest.mark.parametrize("by_warps", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_roles_load_what_all_threads_computed_for_a_tile_of_one_element(target, dtype, by_warps):
+    """Each thread has a copy: in conditions, loops, operations, and again after all threads changed it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((37,), dtype), C: T.Tensor((4, 64), dtype)):
+        with T.Kernel(1, threads=256 if by_warps else 96):
+            tx = T.get_thread_binding()
+            total = T.alloc_fragment(1, dtype)
+            total[0] = 0
+            for i in T.serial(37):
+                total[0] += A[i]
+            if tx < (128 if by_warps else 32):
+                own = T.alloc_fragment((64,), dtype)
+                T.fill(own, total[0])
+                if total[0] >= 20:
+                    for j in T.Parallel(64):
+                        own[j] = own[j] + j
+                T.copy(own, C[0, :])
+            else:
+                for j in T.Parallel(64):
+                    C[1, j] = total[0] * 2 - j
+            T.sync_threads()
+            total[0] = total[0] + 3
+            if tx < (128 if by_warps else 32):
+                for j in T.Parallel(64):
+                    C[2, j] = total[0]
+            else:
+                for j in T.Parallel(64):
+                    C[3, j] = total[0] * j
+
+    for seed in (0, 1):  # below and above 20
+        a = (torch.arange(37) % 2 + seed).to(getattr(torch, dtype))
+        c, n, j = torch.full((4, 64), 99).to(a), a.sum(), torch.arange(64)
+        check(kernel, target, a, c)
+        rows = [n + (j if n >= 20 else 0 * j), n * 2 - j, (n + 3).expand(64), (n + 3) * j]
+        assert torch.equal(c, torch.stack(rows).to(c))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_roles_neither_change_nor_share_parts_of_what_all_threads_hold(size):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((2,), "float32"), C: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=64):
+                tx, held = T.get_thread_binding(), T.alloc_fragment(size, "float32")
+                T.fill(held, A[0])
+                if tx < 32:
+                    if size == 1:
+                        held[0] = held[0] + 1
+                    for j in T.Parallel(32):
+                        C[j] = held[size - 1]
+
+    assert {each.code for each in caught.value.diagnostics} == {"mixed_roles"}

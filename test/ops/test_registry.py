@@ -253,8 +253,12 @@ def test_a_call_launches_what_is_planned(name, samples, monkeypatch):
         matrix_units, "torch_has_matrix_units", lambda: False
     )  # torch itself would multiply outside of plans
 
+    def form(x):
+        """Tensors of plans are fake."""
+        return form_of(x)[1:] if isinstance(x, torch.Tensor) else form_of(x)
+
     def spy(self, function):
-        return lambda *choice: lambda *args: seen.append((function.on("cpu"), choice, [form_of(x) for x in args]))
+        return lambda *choice: lambda *args: seen.append((function.on("cpu"), choice, [form(x) for x in args]))
 
     for dtype in (torch.float32, torch.bfloat16):
         for given in samples(name, 5, dtype):
@@ -267,7 +271,7 @@ def test_a_call_launches_what_is_planned(name, samples, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(Machine, "kernel", spy)
                 operator.run(args, operator.fake(args))
-            planned = [(x.function, x.choice, [form_of(arg) for arg in x.args]) for x in plan.launches]
+            planned = [(x.function, x.choice, [form(arg) for arg in x.args]) for x in plan.launches]
             assert planned == seen
             assert all(plan.root(x) is not None for launch in plan.launches for x in tensors_in(launch.args))
 

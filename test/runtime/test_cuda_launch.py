@@ -16,7 +16,8 @@ from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.expr import Var
 from torch_tile.runtime import cuda_launch
-from torch_tile.runtime.cuda_launch import Launch, Plan, overlap, slot_of
+from torch_tile.runtime.aliases import overlap
+from torch_tile.runtime.cuda_launch import Launch, Plan, slot_of
 
 CUBIN = b"\x7fELF and the rest"
 

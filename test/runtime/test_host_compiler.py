@@ -24,14 +24,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def fresh_compiler():
-    """Forget the compiler found, before and after."""
-    find_compiler.cache_clear()
-    yield
-    find_compiler.cache_clear()
-
-
 def source(value: int) -> str:
     return f'#include "cpu_math.h"\nextern "C" int value() {{ return tile::max({value}, {value} - 1); }}\n'
 

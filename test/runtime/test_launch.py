@@ -56,6 +56,7 @@ BAD = {
     ),
     "constant": (lambda x, y, s, out: (x[:, :5].clone(), y, s, out), "`x` must have size 6 in dimension 1, got 5"),
     "dimension": (lambda x, y, s, out: (x, y[:3], s, out), r"`y` must have size 5 \(m\) in dimension 0, got 3"),
+    "no memory": (lambda x, y, s, out: (x, torch._efficientzerotensor(5, 6), s, out), "`y` has no memory"),
     "scalar": (lambda x, y, s, out: (x, y, "1", out), "`scale` must be a number of type float32, got str"),
     "no scalar": (
         lambda x, y, s, out: (x, y, torch.ones(2), out),

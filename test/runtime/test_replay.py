@@ -9,7 +9,7 @@ import torch
 from fake_cuda import count_as_gpu
 
 import torch_tile.language as T
-from torch_tile.codegen.sources import CudaSource, Entry, MapArg
+from torch_tile.compiler.sources import CudaSource, Entry, MapArg
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch_tile.codegen.c_stmt import Statements, advance
 from torch_tile.codegen.c_text import PREFIX, Names, Text, foreign_lines, held, is_small, reads_memory, storage
-from torch_tile.codegen.sources import ENTRY, CpuSource
+from torch_tile.codegen.tensors import disjoint_tensors, tensors_of
+from torch_tile.compiler.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
@@ -62,8 +63,8 @@ class _Cpu(Statements):
         self.text = Text(self.names)
         self.asserts: list[tuple[str, Span | None]] = []
         self.prints = contains(program, Print)
-        params = [p for p in program.params if isinstance(p, Buffer)]
-        self.buffers = [*params, *program.outputs, *program.workspaces]
+        self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
+        self.buffers = tensors_of(program)
         self.scalars = [p for p in program.params if isinstance(p, Var)]
 
     def run(self) -> CpuSource:
@@ -75,14 +76,15 @@ class _Cpu(Statements):
         self.line("#include <stdlib.h>")
         for header in HEADERS:
             self.line(f'#include "{header}"')
-        for text in foreign_lines([list(walk(kernel.body)) for kernel in self.program.kernels], is_cuda=False):
+        for text in foreign_lines(self.nodes, is_cuda=False):
             self.lines.append(text)
         symbols: list[Buffer | Var] = [*self.buffers, *self.sizes, *self.scalars]
         for symbol in symbols:
             self.names.of(symbol)
         arenas = [self.block_function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         self.entry(arenas)
-        return CpuSource("\n".join(self.lines) + "\n", tuple(self.asserts))
+        apart = disjoint_tensors(self.buffers, self.nodes)
+        return CpuSource("\n".join(self.lines) + "\n", tuple(self.asserts), apart)
 
     # -- functions -----------------------------------------------------------------------------------------------------
     def arguments(self, typed: bool) -> list[str]:

@@ -14,8 +14,9 @@ from torch_tile.codegen.c_text import Names, comment, foreign_lines, identifier,
 from torch_tile.codegen.cuda_stmt import CudaStatements
 from torch_tile.codegen.cuda_text import is_warpgroup
 from torch_tile.codegen.cuda_wgmma import wgmma_functions
-from torch_tile.codegen.sources import CudaSource, Entry, MapArg
+from torch_tile.codegen.tensors import disjoint_tensors, tensors_of, written_buffers
 from torch_tile.compiler.context import Build
+from torch_tile.compiler.sources import CudaSource, Entry, MapArg
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, LARGEST_SIZE, Target
 from torch_tile.intrinsics import lookup
@@ -41,12 +42,6 @@ KINDS = {
 def emit_cuda(program: Program, build: Build, source: Program | None = None) -> CudaSource:
     """Print a FLAT program as CUDA C++. `source` is the program before it was flattened, with all dimensions."""
     return _Cuda(program, build, source or program).run()
-
-
-def tensors_of(program: Program) -> list[Buffer]:
-    """Return everything that is passed by pointer: buffer parameters, outputs, workspaces."""
-    params = [p for p in program.params if isinstance(p, Buffer)]
-    return [*params, *program.outputs, *program.workspaces]
 
 
 def long_dimensions(source: Program) -> IdSet[Var]:
@@ -83,22 +78,6 @@ def check_calls(nodes: Sequence[Node], target: Target) -> None:
             "unsupported_on_target", call.span, what=f"`{call.name}`", target=str(target),
             fix=f"compile for {lookup(call.name).where}",
         )  # fmt: skip
-
-
-def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
-    """Return the buffers that `nodes` may write to."""
-    found: IdSet[Buffer] = IdSet()
-    for node in nodes:
-        if isinstance(node, Store):
-            found.add(node.buffer)
-        elif isinstance(node, Call):
-            for access in lookup(node.name).effects(node):
-                address = node.args[access.operand]
-                if "w" in access.kind and isinstance(address, Address):
-                    found.add(address.buffer)
-            if node.name == "tma_store":
-                found |= IdSet(a.buffer for a in node.args if isinstance(a, TensorMap))
-    return found
 
 
 def loaded_bits(nodes: Sequence[Node], written: IdSet[Buffer]) -> set[int]:
@@ -161,7 +140,8 @@ class _Cuda:
         lines.append(wgmma_functions(product for _, out in functions for product in out.products))
         lines += foreign_lines(self.nodes, is_cuda=True)
         lines += ["\n".join([*out.lines, ""]) for _, out in functions]
-        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.disjoint())
+        entries, apart = tuple(entry for entry, _ in functions), disjoint_tensors(self.tensors, self.nodes)
+        return CudaSource("\n".join(lines), entries, self.alignment(), apart)
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
         """Write one kernel; return its entry and text."""
@@ -216,16 +196,6 @@ class _Cuda:
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
-
-    def disjoint(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of tensors of which a kernel only reads one and writes the other."""
-        found: set[tuple[int, int]] = set()
-        for nodes in self.nodes:
-            written = written_buffers(nodes)
-            touched = IdSet(n.buffer for n in nodes if isinstance(n, Load | Address | Store | TensorMap))
-            places = [(n, b in written) for n, b in enumerate(self.tensors) if b in touched]
-            found |= {(n, m) for n, one in places for m, other in places if other and not one}
-        return tuple(sorted(found))
 
     def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:
         """Return the tensor maps of a kernel, each once, with the names of their parameters."""

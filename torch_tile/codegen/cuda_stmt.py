@@ -19,7 +19,7 @@ from torch_tile.intrinsics.memory import reads_by
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bits import reinterpret
-from torch_tile.ir.bounds import Interval, range_of
+from torch_tile.ir.bounds import Interval, dtype_interval
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Var, const
 from torch_tile.ir.node import contains, equal, find
@@ -111,7 +111,7 @@ class CudaStatements(Statements):
         if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
             first = f"(int)tile::min<int64_t>({first}, {bound})"
         step, name = 4 if coded else 2 if paired else loop.step, self.names.of(var)
-        leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else range_of(dt.int64))
+        leaves = not Interval(low, high + step - 1).within(INT if kind == "int" else dtype_interval(dt.int64))
         runs = f"{name} < {last}"
         divides = unrolled is None and isinstance(stop, Binary) and divides_by_size(stop) and not reads_memory(stop)
         if divides and self.text.interval(stop.b).low > 0:  # type: ignore[attr-defined]  # else it might never end
@@ -175,7 +175,7 @@ class CudaStatements(Statements):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bits.known[let.var] = text.bits(value)
-            text.bind(let.var, range_of(value.dtype) if text.wraps(value) else text.interval(value))
+            text.bind(let.var, dtype_interval(value.dtype) if text.wraps(value) else text.interval(value))
             if text.is_given(value):
                 text.given.add(let.var)
         kind, value_text = text.named(let) or (int_type(value.dtype, long), text.value(value))
@@ -385,7 +385,7 @@ def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> 
 
 
 def whole_warpgroups(roles: Sequence[Role]) -> list[Role]:
-    """Put roles that share a warpgroup into one role that moves its registers: all its warps must do that together."""
+    """Merge the roles of each warpgroup into one: all warps of a warpgroup must move registers together."""
     found: list[Role] = []
     shared: dict[int, list[Role]] = {}  # by warpgroup
     for role in roles:

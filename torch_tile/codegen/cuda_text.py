@@ -26,7 +26,7 @@ from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bits import reinterpret
-from torch_tile.ir.bounds import Interval, of_binary, of_load, range_of
+from torch_tile.ir.bounds import Interval, binary_interval, dtype_interval, load_interval
 from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
@@ -49,7 +49,7 @@ from torch_tile.ir.node import children, equal, find
 from torch_tile.ir.simplify import divides_by_size, simplify
 from torch_tile.ir.widths import SIGNED, WRAPPING, IndexValues, may_wrap
 
-INT = range_of(dt.int32)
+INT = dtype_interval(dt.int32)
 
 
 class CudaText(Text):
@@ -119,12 +119,12 @@ class CudaText(Text):
         found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
-            if not found.within(range_of(dt.int64)) and self.bits.leaves_64(expr):
+            if not found.within(dtype_interval(dt.int64)) and self.bits.leaves_64(expr):
                 self.leaving.add(expr)
-                found = range_of(dt.int64)
+                found = dtype_interval(dt.int64)
             wraps = expr.dtype not in SIGNED and not expr.dtype.is_float
-            if wraps and not found.within(range_of(expr.dtype)):
-                found = range_of(expr.dtype)
+            if wraps and not found.within(dtype_interval(expr.dtype)):
+                found = dtype_interval(expr.dtype)
             self.intervals[expr] = found
         return found
 
@@ -135,14 +135,14 @@ class CudaText(Text):
         if isinstance(expr, Const):
             return Interval(int(expr.value), int(expr.value))
         if isinstance(expr, Var):
-            return self.known.get(expr, range_of(expr.dtype))
+            return self.known.get(expr, dtype_interval(expr.dtype))
         if isinstance(expr, Load):
-            return of_load(expr)
+            return load_interval(expr)
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
             a, b = self.interval(expr.a), self.interval(expr.b)
             if expr.op in ("//", "%") and b.low == 0:
                 b = Interval(1, max(b.high, 1))  # 1 stands for a divisor of 0
-            found = of_binary(expr.op, a, b)
+            found = binary_interval(expr.op, a, b)
             others = self.parts.get(expr.a, ()) if expr.op == "//" else ()
             for other in (p for d, p in others if equal(d, expr.b)):
                 found = found & Interval(0, self.interval(other).high - 1)
@@ -155,10 +155,10 @@ class CudaText(Text):
             return -self.interval(expr.a) + Interval(-1, -1)
         if isinstance(expr, Cast) and expr.a.dtype.is_integer:
             inner = self.interval(expr.a)
-            return inner if inner.within(range_of(expr.type)) else range_of(expr.type)
+            return inner if inner.within(dtype_interval(expr.type)) else dtype_interval(expr.type)
         if isinstance(expr, Call) and expr.name == "here":
             return self.interval(expr.args[0])
-        return range_of(expr.dtype)
+        return dtype_interval(expr.dtype)
 
     def _of_steps(self, expr: Binary) -> Interval:
         """Bound `(i + c) * d` for a loop variable `i` below a quotient by `d`."""
@@ -180,7 +180,7 @@ class CudaText(Text):
         return expr.dtype == dt.int32 and self.is_long(expr, False)
 
     def typed(self, expr: Expr, wide: bool = False) -> str | None:
-        """Return the C++ text of a literal that names its type of 64 bits; an interval tells int32 that needs 64."""
+        """Return the C++ text of a literal of a 64-bit type, else None: intervals find each int32 that needs 64."""
         return super().typed(expr)
 
     def is_natural(self, expr: Expr) -> bool:
@@ -193,7 +193,7 @@ class CudaText(Text):
 
     def _fits(self, expr: Expr, dtype: DType) -> bool:
         """Return whether a type holds an integer's exact value."""
-        return self.interval(expr).within(range_of(dtype)) and expr not in self.leaving
+        return self.interval(expr).within(dtype_interval(dtype)) and expr not in self.leaving
 
     def leaves_64(self, expr: Expr) -> bool:
         """Return whether an integer may leave 64 bits, and so wraps even where it comes from indices."""
@@ -330,7 +330,7 @@ class CudaText(Text):
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
 
     def _overflows(self, node: Binary | Unary, wide: bool) -> bool:
-        """Return whether a signed operation may wrap. C++ leaves its value undefined, of which NVRTC makes use."""
+        """Return whether a signed operation may wrap: undefined in C++, and NVRTC optimises by that."""
         if self.is_from_indices(node):
             return self.leaves_64(node)
         exact = wide and node.dtype == dt.int32 and self._fits(node, dt.int64)

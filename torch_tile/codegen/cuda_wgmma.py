@@ -77,7 +77,7 @@ def _function(product: Product) -> str:
 
 
 def _first_lines(keep: int, predicates: str) -> list[str]:
-    """Print the first lines of the asm: a predicate, by operand `keep`, that the first wgmma adds to what is there."""
+    """Print the first lines of the asm: a predicate from operand `keep` makes the first wgmma add to its sums."""
     return [r'"{\n"', rf'".reg .pred {predicates};\n"', rf'"setp.ne.b32 keep, %{keep}, 0;\n"']
 
 

@@ -22,7 +22,6 @@ MODULES = {
     "tilelang.webgpu": "for browsers",
     "tilelang.contrib.cutedsl": "for another generator of code",
     "tilelang.contrib.bisheng": "for Huawei's chips",
-    "tilelang.contrib.cc": "about the host's compiler, which torch_tile finds itself",
     "tilelang.contrib.hip_resource_info": "for AMD's GPUs",
     "tilelang.contrib.hipcc": "for AMD's GPUs",
     "tilelang.contrib.msvc": "about the host's compiler, which torch_tile finds itself",
@@ -87,6 +86,8 @@ NAMES = {
     "KERNEL_PY_PATH LATENCY_PATH OUT_IDX_PATH PARAMS_PATH ProfileArgs",
     "torch_tile.carver.roller": "Edge OutputNode PrimFuncNode",
     "torch_tile.compat.adapter": "CachedTextSource CachedTextSourceLike",
+    "torch_tile.contrib.cc": "create_executable create_shared create_staticlib cross_compiler get_cc "
+    "get_global_symbol_section_map get_target_by_dump_machine is_darwin",
     "torch_tile.contrib.nvcc": "compile_cuda get_nvcc_compiler get_ptx_from_source get_sass_from_source "
     "get_target_arch_and_code get_target_code_list",
     "torch_tile.cuda.intrinsics": "mma_load_a_32x32_to_shared_16x64_layout shared_16x16_to_mma_32x8_layout_sr_a "

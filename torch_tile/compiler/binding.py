@@ -337,6 +337,13 @@ def _place(var: Var, facts: Sequence[Fact]) -> str:
     return ""
 
 
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors of the same elements have in common: address, dtype, sizes, and strides that count."""
+    shape = tuple(tensor.shape)
+    strides = tuple(step for step, size in zip(tensor.stride(), shape, strict=True) if size > 1)
+    return tensor.data_ptr(), tensor.dtype, shape, strides
+
+
 def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
     """Evaluate a size expression of `name` with the sizes computed from the arguments."""
     try:

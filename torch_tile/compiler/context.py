@@ -51,12 +51,16 @@ class PassOptions:
 
 @dataclass
 class Build:
-    """The state of one compilation. `remarks` is the schedule report, `placements` the layouts, as decided."""
+    """The state of one compilation. `remarks` is the schedule report, `placements` the layouts, as decided.
+
+    `sparing` says that the kernel did not fit into shared memory: what reductions exchange there is kept small.
+    """
 
     target: Target
     options: PassOptions = field(default_factory=PassOptions)
     remarks: list[Remark] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
+    sparing: bool = False
 
     def remark(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
         """Add a line to the schedule report."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Placement, Remark, is_watched
 from torch_tile.compiler.garbage import collector_paused
+from torch_tile.compiler.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.diagnostics.errors import Diagnostic, Span, assertions_as_bugs
 from torch_tile.diagnostics.kernel_warnings import collected_warnings, warn_of
 from torch_tile.ir import expr
@@ -82,11 +82,11 @@ def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], 
         with assertions_as_bugs("emit_cpu"):
             source = emit_cpu(ready, dimensions(program))  # C++: codegen/cpu.py
         asserts = [_pack(each, {}) for each in source.asserts]
-        return json.dumps([source.text, asserts, [_fields(each, {}) for each in warned]])
+        return json.dumps([source.text, asserts, source.disjoint, [_fields(each, {}) for each in warned]])
 
-    found, asserts, warned = json.loads(_cached_or_made(text, program, build))
+    found, asserts, disjoint, warned = json.loads(_cached_or_made(text, program, build))
     warn_of([Diagnostic(*(_unpack(value, []) for value in each)) for each in warned])
-    return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
+    return CpuSource(found, tuple(_unpack(each, []) for each in asserts), _pairs(disjoint)), lowered
 
 
 def _cached_or_made(text: Callable[[], str], program: Program, build: Build) -> str:
@@ -147,8 +147,13 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
     build.remarks += instances(Remark, found["notes"])
     build.placements += instances(Placement, found["placements"])
     warn_of(instances(Diagnostic, found["warned"]))
-    disjoint = tuple((read, written) for read, written in found["disjoint"])
-    return CudaSource(found["text"], tuple(instances(Entry, found["entries"])), tuple(found["alignment"]), disjoint)
+    entries, alignment = tuple(instances(Entry, found["entries"])), tuple(found["alignment"])
+    return CudaSource(found["text"], entries, alignment, _pairs(found["disjoint"]))
+
+
+def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of positions that JSON gives as lists."""
+    return tuple((read, written) for read, written in found)
 
 
 def _symbols(program: Program) -> list[Var]:

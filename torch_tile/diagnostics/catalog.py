@@ -363,6 +363,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "blocks of every `{index}` write `{buffer}` at this one place, each a value of its own: the last stays",
         "name `{index}` in the place, add up by T.atomic_add, or let one block write: `if {index} == 0:`",
     ),
+    "role_race": (
+        "this role reads `{buffer}` while another one writes it: neither waits for the other before",
+        "hand the tile over by an mbarrier: T.mbarrier_arrive(ready) behind the write, and "
+        "T.mbarrier_wait_parity(ready, 0) before this; hand it back by another one",
+    ),
     "barrier_as_tile": (
         "`{buffer}` is an array of mbarriers, whose elements are no values",
         "allocate tiles by T.alloc_shared or T.alloc_fragment; wait for mbarriers by T.mbarrier_wait_parity",

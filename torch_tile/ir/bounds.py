@@ -75,17 +75,17 @@ class Interval:
 
 
 @functools.cache
-def range_of(dtype: dt.DType) -> Interval:
+def dtype_interval(dtype: dt.DType) -> Interval:
     """Return the interval of all values of an integer or bool type."""
     if dtype.kind == "bool":
         return Interval(0, 1)
     return Interval(*dt.limits(dtype))
 
 
-def of_load(load: Load) -> Interval:
-    """Return the interval of what an element of integers or bools may hold."""
+def load_interval(load: Load) -> Interval:
+    """Return the interval of the values that an element of an integer or bool buffer may hold."""
     below = load.buffer.below
-    return Interval(0, below - 1) if below else range_of(load.dtype)
+    return Interval(0, below - 1) if below else dtype_interval(load.dtype)
 
 
 def _times(a: Limit, b: Limit) -> Limit:
@@ -102,7 +102,7 @@ def _floor(a: Limit, b: Limit) -> Limit:
     return a if b > 0 else -a
 
 
-def of_binary(op: str, a: Interval, b: Interval) -> Interval:
+def binary_interval(op: str, a: Interval, b: Interval) -> Interval:
     """Bound `x op y` for an arithmetic or bitwise operator, x in `a`, y in `b`, in numbers that do not wrap."""
     if op == "+":
         return a + b
@@ -213,9 +213,9 @@ class Ranges:
             return new
         if not self._is_from_indices(value):
             self._elements.add(var)
-        beyond = not self.interval(value).within(range_of(dt.int64)) and leaves_64(value)
+        beyond = not self.interval(value).within(dtype_interval(dt.int64)) and leaves_64(value)
         if beyond or self.may_wrap(value):
-            new._numeric[var] = range_of(var.dtype)
+            new._numeric[var] = dtype_interval(var.dtype)
             new._enter(var)
             return new
         new._numeric[var] = self.interval(value)
@@ -326,14 +326,14 @@ class Ranges:
             return known
         dtype = expr.dtype
         found = UNBOUNDED if dtype.is_float else self._interval(expr)
-        if dtype not in EXACT and not dtype.is_float and not found.within(range_of(dtype)):
-            found = range_of(dtype)
+        if dtype not in EXACT and not dtype.is_float and not found.within(dtype_interval(dtype)):
+            found = dtype_interval(dtype)
         self._intervals[expr] = found
         return found
 
     def may_wrap(self, expr: Expr) -> bool:
         """Return whether an integer of elements may wrap on the way to its value, where it makes no index."""
-        return may_wrap(expr, self._is_from_indices, lambda e: self.interval(e).within(range_of(e.dtype)))
+        return may_wrap(expr, self._is_from_indices, lambda e: self.interval(e).within(dtype_interval(e.dtype)))
 
     def is_exact(self, expr: Binary) -> bool:
         """Return whether an operator's operands do not wrap, so that `interval` and `prove` hold for them."""
@@ -348,7 +348,7 @@ class Ranges:
             return known
         if var.role == "dim":
             return NATURAL
-        return range_of(var.type) if var.role == "param" or var.type not in EXACT else UNBOUNDED
+        return dtype_interval(var.type) if var.role == "param" or var.type not in EXACT else UNBOUNDED
 
     def _interval(self, expr: Expr) -> Interval:
         """Compute the interval of an expression by its operands' intervals."""
@@ -357,25 +357,26 @@ class Ranges:
         if isinstance(expr, Var):
             return self._of_var(expr)
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
-            return of_binary(expr.op, self.interval(expr.a), self.interval(expr.b))
+            return binary_interval(expr.op, self.interval(expr.a), self.interval(expr.b))
         if isinstance(expr, Select):
             return self.interval(expr.a) | self.interval(expr.b)
         if isinstance(expr, Unary) and expr.op == "-":
             return -self.interval(expr.a)
         if isinstance(expr, Cast) and not expr.a.dtype.is_float and expr.type.is_integer:
             if expr.type not in EXACT and (self.may_wrap(expr.a) or leaves_64(expr.a)):
-                return range_of(expr.type)  # `is_exact` looks into no cast
+                return dtype_interval(expr.type)  # `is_exact` looks into no cast
             inner = self.interval(expr.a)
             widening = expr.type in EXACT and expr.a.dtype == dt.int32
-            return inner if widening or inner.within(range_of(expr.type)) else range_of(expr.type)
+            return inner if widening or inner.within(dtype_interval(expr.type)) else dtype_interval(expr.type)
         if isinstance(expr, Call) and expr.name == "abs":
             inner = self.interval(expr.args[0])
             found = Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
-            return found if found.within(range_of(expr.dtype)) else range_of(expr.dtype)  # -(2**31) keeps its sign
+            whole = dtype_interval(expr.dtype)
+            return found if found.within(whole) else whole  # -(2**31) keeps its sign
         if isinstance(expr, Load):
-            return of_load(expr)
+            return load_interval(expr)
         known = isinstance(expr, Cast) or expr.dtype not in EXACT
-        return range_of(expr.dtype) if known else UNBOUNDED
+        return dtype_interval(expr.dtype) if known else UNBOUNDED
 
     # Proofs.
 

@@ -211,6 +211,19 @@ def rebuilt(node: N, **changed: Any) -> N:
     return new
 
 
+def with_fields(node: N, **values: Any) -> N:
+    """Return `node` with other values of fields; return the same object if each field holds its value already."""
+    same = all(_is_held(node.__dict__[name], value) for name, value in values.items())
+    return node if same else rebuilt(node, **values)
+
+
+def _is_held(old: object, new: object) -> bool:
+    """Return whether a field holds the very object, or a tuple of the very objects."""
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(old) == len(new) and all(map(is_, old, new))
+    return old is new
+
+
 class Visitor:
     """Finds the method for a node by its class, as `visit_For` for each `For`, or by its nearest base class."""
 

@@ -9,7 +9,7 @@ from torch_tile.ir import stmt
 from torch_tile.ir.arith_util import Expand, Substitute, divides, divisor_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import Call, Expr, Select, Var, unary
-from torch_tile.ir.node import N, Node, Rewriter, find
+from torch_tile.ir.node import N, Node, Rewriter, find, with_fields
 from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Program, Role, Stmt
 
 
@@ -84,17 +84,14 @@ class Known(Rewriter):
                 if one.var.dtype.is_integer:
                     self.names[one.var] = self.values(value)
         self.ranges = outer
-        unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
-        return block if unchanged else Block(tuple(new), span=block.span)
+        return with_fields(block, stmts=tuple(new))
 
     def visit_Select(self, node: Select) -> Expr:
         """Visit each value with the condition under which it is chosen."""
         condition = self(node.condition)
         a = self.rewrite_where(node.condition, node.a)
         b = self.rewrite_where(unary("not", node.condition), node.b)
-        if condition is node.condition and a is node.a and b is node.b:
-            return node
-        return Select(condition, a, b, span=node.span)
+        return with_fields(node, condition=condition, a=a, b=b)
 
     def divides(self, by: int, expr: Expr) -> bool:
         """Return whether `by` certainly divides `expr`, with the names in `expr` replaced by their values."""

@@ -33,7 +33,7 @@ from torch_tile.ir.expr import (
     is_constant,
     unary,
 )
-from torch_tile.ir.node import Node, Rewriter, equal, map_children, rebuilt
+from torch_tile.ir.node import Node, Rewriter, equal, map_children, with_fields
 from torch_tile.ir.polynomial import EXACT, structure, widens
 from torch_tile.ir.widths import SIGNED, is_compared_exactly
 
@@ -413,14 +413,14 @@ class _Statements(Rewriter):
         """Simplify a kernel, knowing that block indices are below the grid."""
         grid = tuple(self.expr(g) for g in k.grid)
         self.thread = k.thread
-        return _rebuilt(k, grid=grid, body=self._simplify_in(k.body, self._ranges_here().kernel(k)))
+        return with_fields(k, grid=grid, body=self._simplify_in(k.body, self._ranges_here().kernel(k)))
 
     def visit_Role(self, r: stmt.Role) -> stmt.Role:
         """Simplify a role, knowing that the thread is one of the role's."""
         if self.thread is None:
             return self.children(r)
         ranges = self._ranges_here().within(self.thread, r.first, r.first + r.count - 1)
-        return _rebuilt(r, body=self._simplify_in(r.body, ranges))
+        return with_fields(r, body=self._simplify_in(r.body, ranges))
 
     def visit_Block(self, b: stmt.Block) -> stmt.Block:
         """Flatten a block, and drop what follows a break or continue."""
@@ -432,13 +432,13 @@ class _Statements(Rewriter):
             if stmts and isinstance(stmts[-1], stmt.Break | stmt.Continue):
                 break
         self.expr = outer
-        return _rebuilt(b, stmts=tuple(stmts))
+        return with_fields(b, stmts=tuple(stmts))
 
     def visit_Let(self, s: stmt.Let) -> stmt.Stmt:
         """Replace a name for a literal or another name by its value."""
         value = self.expr(s.value)
         self.expr = self.expr.define(s.var, value)
-        return NOTHING if isinstance(value, Const | Var) else _rebuilt(s, value=value)
+        return NOTHING if isinstance(value, Const | Var) else with_fields(s, value=value)
 
     def visit_For(self, f: stmt.For) -> stmt.Stmt:
         """Remove a loop that never runs or does nothing."""
@@ -449,7 +449,7 @@ class _Statements(Rewriter):
         for var, start, stop in zip(f.vars, starts, stops, strict=True):
             ranges = ranges.loop(var, start, stop, f.step)
         body = self._simplify_in(f.body, ranges)
-        return _rebuilt(f, starts=starts, stops=stops, body=body) if body.stmts else NOTHING
+        return with_fields(f, starts=starts, stops=stops, body=body) if body.stmts else NOTHING
 
     def visit_While(self, s: stmt.While) -> stmt.Stmt:
         """Remove a loop whose condition never holds."""
@@ -457,7 +457,7 @@ class _Statements(Rewriter):
         if is_literal(condition, False):
             return NOTHING
         body = self._simplify_in(s.body, self._ranges_here().assume(condition))
-        return _rebuilt(s, condition=condition, body=body)
+        return with_fields(s, condition=condition, body=body)
 
     def visit_If(self, s: stmt.If) -> stmt.Stmt:
         """Replace a branch by one side if the condition is known."""
@@ -472,22 +472,9 @@ class _Statements(Rewriter):
             return NOTHING
         if not then.stmts:
             return stmt.If(self.expr(unary("not", condition)), otherwise, then)
-        return _rebuilt(s, condition=condition, then=then, otherwise=otherwise)
+        return with_fields(s, condition=condition, then=then, otherwise=otherwise)
 
     def visit_Assert(self, s: stmt.Assert) -> stmt.Stmt:
         """Remove an assertion whose condition always holds."""
         condition = self.expr(s.condition)
-        return NOTHING if is_literal(condition, True) else _rebuilt(s, condition=condition)
-
-
-def _rebuilt(node: N, **changed: Any) -> N:
-    """Replace fields of `node`; return the same object if all are the same."""
-    same = all(_is_unchanged(getattr(node, name), value) for name, value in changed.items())
-    return node if same else rebuilt(node, **changed)
-
-
-def _is_unchanged(old: object, new: object) -> bool:
-    """Return whether a rewrite left a field unchanged."""
-    if isinstance(old, tuple) and isinstance(new, tuple):
-        return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
-    return old is new
+        return NOTHING if is_literal(condition, True) else with_fields(s, condition=condition)

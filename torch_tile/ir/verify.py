@@ -76,7 +76,7 @@ class _Verifier:
         self.stage = stage
         self.gone, self.gone_loops = GONE[stage]
         self.bound: set[Node] = set()  # every symbol met so far
-        self.visible: set[Node] = set()
+        self.in_scope: set[Node] = set()
         self.hidden: set[Node] = set()  # names of values that `here` hides from the C++ compiler
         self.hiding = 0  # how many `here` were checked, which depend on what is hidden
         self.loops = 0
@@ -87,7 +87,7 @@ class _Verifier:
         """Check a program. The shapes of the parameters bind the run-time sizes."""
         self.bind(stmt.dimensions(p), p)
         self.bind((*p.params, *p.outputs, *p.workspaces), p)
-        self.need(all(v.base in self.visible for v in p.views), "a view is one of a buffer of the program", p)
+        self.need(all(v.base in self.in_scope for v in p.views), "a view is one of a buffer of the program", p)
         self.bind(p.views, p)
         for kernel in p.kernels:
             self(kernel)
@@ -95,12 +95,12 @@ class _Verifier:
     def __call__(self, node: Node) -> None:
         """Check a node and all below it. Nodes that bind nothing keep the stage at which they hold."""
         if node.is_symbol:
-            if not self.is_visible(node):
+            if not self.is_in_scope(node):
                 self.fail(f"`{_name(node)}` is used where it is not bound", node)
             return
         values = node.__dict__
         if values.get("_sound") is self.stage and (
-            self.visible.issuperset(symbols(node)) or all(map(self.is_visible, symbols(node)))
+            self.in_scope.issuperset(symbols(node)) or all(map(self.is_in_scope, symbols(node)))
         ):
             return
         if isinstance(node, self.gone):
@@ -119,10 +119,10 @@ class _Verifier:
         if hiding == self.hiding and isinstance(node, _KEPT):
             values["_sound"] = self.stage
 
-    def is_visible(self, symbol: Node) -> bool:
-        """Return whether a symbol is bound around. Flat buffers do not show sizes, which the launcher learns."""
+    def is_in_scope(self, symbol: Node) -> bool:
+        """Return whether a symbol is in scope. At stage FLAT all sizes are: the launcher passes them."""
         free = self.stage is Stage.FLAT and isinstance(symbol, Var) and symbol.role == "dim"
-        return free or symbol in self.visible
+        return free or symbol in self.in_scope
 
     def need(self, holds: bool, problem: str, node: Node) -> None:
         """Raise unless `holds`."""
@@ -134,20 +134,20 @@ class _Verifier:
         raise InternalError(f"{problem} at stage {self.stage.name}: {_shown(node)}", node.span)
 
     def bind(self, symbols: Iterable[Node], where: Node) -> None:
-        """Make symbols visible from here on; raise if one is bound twice."""
+        """Bring symbols into scope; raise if one is bound twice."""
         for symbol in symbols:
             self.need(symbol not in self.bound, f"`{_name(symbol)}` is bound twice", where)
             self.bound.add(symbol)
-            self.visible.add(symbol)
+            self.in_scope.add(symbol)
 
     @contextmanager
     def scope(self, symbols: Iterable[Node], where: Node, loop: bool = False) -> Iterator[None]:
         """Bind symbols inside the `with` only."""
-        outer, self.visible = self.visible, set(self.visible)
+        outer, self.in_scope = self.in_scope, set(self.in_scope)
         self.loops += loop
         self.bind(symbols, where)
         yield
-        self.visible = outer
+        self.in_scope = outer
         self.loops -= loop
 
     # Nodes that bind symbols for a part of their children.
@@ -195,7 +195,7 @@ class _Verifier:
                     self.alloc(s)
 
     def alloc(self, a: stmt.Alloc) -> None:
-        """Check an allocation: sizes use only what is visible; layouts and scopes are those of the stage."""
+        """Check an allocation: sizes use only symbols in scope; layouts and scopes are those of the stage."""
         scope = a.buffer.scope
         laid_out = a.buffer.layout is not None or scope not in ("shared", "fragment")
         self.need(self.stage is not Stage.LAID_OUT or laid_out, f"`{a.buffer.name}` has no layout", a)

@@ -10,7 +10,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,10 +20,10 @@ import torch_tile.language as T
 from torch_tile.hardware import Target
 from torch_tile.kernels import compute_dtype as compute_dtype  # light: operators import it without the language
 from torch_tile.runtime.launch_plan import address_function, current_plan
+from torch_tile.runtime.machine import Machine as Machine
 from torch_tile.runtime.nvrtc import NoNvrtcError, find_nvrtc
 
 if TYPE_CHECKING:
-    from torch_tile.jit import JITFunction
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
@@ -36,24 +36,6 @@ def has_kernels(x: torch.Tensor) -> bool:
     """Return whether the compiler has a target for the tensor's device; else the families run their reference."""
     kind = x.device.type
     return kind == "cpu" or (kind == "cuda" and (planned_machine() is not None or _is_ready(x.device.index)))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine that runs a kernel: its target, and the blocks of work it does at once (threads or SMs)."""
-
-    target: Target
-    num_sms: int
-
-    @property
-    def is_gpu(self) -> bool:
-        """Return whether kernels are cut for a GPU."""
-        return self.target.kind == "cuda"
-
-    def kernel(self, function: JITFunction) -> Callable[..., Any]:
-        """Compile a kernel function for this machine. While a plan is made, compiled kernels only note calls."""
-        plan, compiled = current_plan(), function.on(self.target)
-        return compiled if plan is None else plan.noting(compiled)
 
 
 def machine_of(x: torch.Tensor) -> Machine:
@@ -211,7 +193,7 @@ def power_of_two(value: int) -> int:
 
 
 def power_within(most: int) -> int:
-    """Return the greatest power of two that is not above `most`, 0 if that is 0."""
+    """Return the greatest power of two up to `most`; 0 for 0."""
     return 1 << most.bit_length() >> 1
 
 

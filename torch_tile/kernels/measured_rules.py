@@ -58,10 +58,7 @@ _ONE = Source('gemm --only " V" --rivals cuBLAS', _H200, "2026-11-22", "h200_clu
 _BITS = Source('dequant --only "int4 g128"', _H200, "2026-11-22", "h200_clusters_2026-11-22.txt")
 _BITS_H100 = Source('dequant --only "int4 g128"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
 _TABLES = Source('dequant --only "nf4,e2m1"', "NVIDIA H100", "2026-11-27", "h100_few_bits_2026-11-27.txt")
-_FLOAT8 = Source("scaled_gemm", _H200, "2026-11-27", "h200_low_precision_2026-11-27.txt")
-_WIDER = Source("scaled_gemm", _H200, "2026-11-28", "h200_shared_tiles_2_2026-11-28.txt")
-_WIDTHS = Source("scaled_gemm", _H200, "2026-11-30", "h200_tile_widths_2026-11-30.txt")
-_LANE = Source("scaled_gemm", _H200, "2026-11-30", "h200_float8_one_lane_2026-11-30.txt")
+_STEPS = Source("scaled_gemm", _H200, "2026-11-30", "h200_float8_steps_2026-11-30.txt")
 _COPIED = Source('dequant --only "nf4"', _H200, "2026-11-28", "h200_few_rows_2026-11-28.txt")
 _SLICED = Source('dequant --only "int4 g128"', _H200, "2026-11-30", "h200_fields_in_place_2026-11-30.txt")
 _MANY_ROWS = Source("dequant", _H200, "2026-11-30", "h200_widths_of_many_rows_2026-11-30.txt")
@@ -140,51 +137,16 @@ RULES = (
     Rule("dequant.pairs", "has_wgmma", (("rows", ">", 128),), True, _MANY_ROWS),
     # Slices of K in the places of rows, for few rows of a.
     Rule("dequant.slices", "has_wgmma", (), True, _SLICED),
-    # Microseconds of a step of 128 columns of float8, by the rows and columns of a tile. `runs`: with scales of runs.
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 1)),
-         0.435, _LANE),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 128), ("runs", "==", 0)),
-         0.406, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 1)),
-         0.58, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 128), ("runs", "==", 0)),
-         0.6, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 136), ("runs", "==", 0)),
-         0.443, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 144), ("runs", "==", 1)),
-         0.506, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 144), ("runs", "==", 0)),
-         0.467, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 160), ("runs", "==", 1)),
-         0.55, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 176), ("runs", "==", 1)),
-         0.605, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 176), ("runs", "==", 0)),
-         0.565, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 192), ("runs", "==", 1)),
-         0.62, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 192), ("runs", "==", 0)),
-         0.6, _WIDER),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 192), ("columns", "==", 96), ("runs", "==", 1)),
-         0.52, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 1)),
-         0.42, _LANE),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 96), ("runs", "==", 0)),
-         0.325, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 72), ("runs", "==", 1)),
-         0.41, _LANE),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 128), ("columns", "==", 72), ("runs", "==", 0)),
-         0.315, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 144), ("runs", "==", 1)),
-         0.44, _WIDTHS),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 128), ("runs", "==", 1)),
-         0.38, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 128), ("runs", "==", 0)),
-         0.31, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 64), ("runs", "==", 1)),
-         0.26, _FLOAT8),
-    Rule("scaled.step_time", "has_wgmma", (("rows", "==", 64), ("columns", "==", 64), ("runs", "==", 0)),
-         0.19, _FLOAT8),
+    # What tiles of float8 products cost (see `scaled.Costs`). `runs`: with scales of runs, `bulk` copies of them.
+    Rule("scaled.costs", "has_wgmma", (("runs", "==", 1), ("bulk", "==", 0)),
+         {"copied": 0.0107, "multiplied": 0.024, "single": 0.0222, "piece": 0.04, "stored": 0.075, "started": 0.5,
+          "far": 1.17}, _STEPS),
+    Rule("scaled.costs", "has_wgmma", (("runs", "==", 1),),
+         {"copied": 0.0107, "multiplied": 0.0215, "single": 0.0222, "piece": 0.0125, "stored": 0.075, "started": 0.5,
+          "far": 1.17}, _STEPS),
+    Rule("scaled.costs", "has_wgmma", (),
+         {"copied": 0.0108, "multiplied": 0.022, "single": 0.022, "piece": 0.0, "stored": 0.06, "started": 0.5,
+          "far": 1.0}, _STEPS),
     # The rate of a row by the rows of a block: three warpgroups share keys and values.
     Rule("attention.rate", "has_wgmma", (("rows", "==", 192),), 1.15, _WIDE),
     # Most keys for which blocks that share an SM win; larger blocks read keys and values half as often.

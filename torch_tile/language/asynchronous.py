@@ -16,6 +16,7 @@ from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, is_number, to_expr, truth
+from torch_tile.ir.node import with_fields
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
 from torch_tile.language.threads import numbered, thread_index
@@ -400,8 +401,7 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
             if not has_results:
                 new += [WgmmaResults(c, span=one.span) for age, c in ages.values() if age >= pending]
             ages = {key: (age, c) for key, (age, c) in ages.items() if age < pending}
-    same = len(new) == len(stmts) and all(a is b for a, b in zip(new, stmts, strict=True))
-    return block if same else Block(tuple(new), span=block.span), ages
+    return with_fields(block, stmts=tuple(new)), ages
 
 
 def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
@@ -410,19 +410,17 @@ def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
         older = {key: (age + 1, c) for key, (age, c) in ages.items()}
         return one, {**older, one.C.buffer: (0, one.C)}
     if isinstance(one, Role):
-        body, _ = _block(one.body, {})
-        return (one if body is one.body else replace(one, body=body)), ages
+        return with_fields(one, body=_block(one.body, {})[0]), ages
     if isinstance(one, If):
         (then, a), (otherwise, b) = _block(one.then, ages), _block(one.otherwise, ages)
-        same = then is one.then and otherwise is one.otherwise
-        return (one if same else replace(one, then=then, otherwise=otherwise)), _joined(a, b)
+        return with_fields(one, then=then, otherwise=otherwise), _joined(a, b)
     if isinstance(one, For | While):
         before: Ages | None = None
         while before is None or _ages_only(before) != _ages_only(ages):
             before = ages
             body, after = _block(one.body, ages)
             ages = _joined(ages, after)
-        return (one if body is one.body else replace(one, body=body)), ages
+        return with_fields(one, body=body), ages
     return one, ages
 
 

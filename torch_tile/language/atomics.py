@@ -102,7 +102,7 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
     ) -> Vector | None:
         at = in_kernel(what)
         given = list[Any]()
-        targets = _elements(dst, what, count)
+        targets = _named_elements(dst, what, count)
         if isinstance(value, Vector):
             given += value.lanes
         else:
@@ -134,7 +134,7 @@ def add_neighbours(count: int) -> Callable[..., Vector | None]:
     return apply
 
 
-def _elements(dst: Any, what: str, count: int) -> list[Load]:
+def _named_elements(dst: Any, what: str, count: int) -> list[Load]:
     """Return the elements that a place names: by its first one, or as the lanes of `A[T.Ramp(i, 1, count)]`."""
     if not isinstance(dst, Vector):
         target = need_region(dst, what.removeprefix("T."), "dst")

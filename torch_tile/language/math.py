@@ -12,7 +12,7 @@ from typing import Any
 from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
-from torch_tile.ir.bounds import Interval, Ranges, range_of
+from torch_tile.ir.bounds import Interval, Ranges, dtype_interval
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
     Call,
@@ -251,7 +251,7 @@ def _has_room(a: Expr, b: Expr) -> bool:
     sizes = (isinstance(part, Var) or (isinstance(part, Const) and -far <= part.value <= far) for part in parts)
     if dtype in EXACT and all(sizes):
         return True
-    most, whole = ranges.interval(a) + ranges.interval(b) + Interval(-1, -1), range_of(dtype)
+    most, whole = ranges.interval(a) + ranges.interval(b) + Interval(-1, -1), dtype_interval(dtype)
     # Beside the number of a block, elements of 32 bits are computed in 64: what is too low does not wrap to the top.
     widened = dtype == dt.int32 and any(isinstance(part, Var) and part.role == "block" for part in parts)
     return most.high <= whole.high if widened else most.within(whole)

@@ -49,7 +49,7 @@ from torch_tile.ir.expr import (
     unary,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, find, rebuilt
+from torch_tile.ir.node import Node, Rewriter, find, rebuilt, with_fields
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt, Store, TileOp
 from torch_tile.language.trace import Replaced
@@ -225,7 +225,7 @@ class _Wide(Rewriter):
         """Return the buffer that stores a narrow buffer: packed bytes in memory, a wider type on chip."""
         base = None if old.base is None else self.buffer(old.base)
         if not is_narrow(old.dtype):
-            return old if base is old.base else replace(old, base=base)
+            return with_fields(old, base=base)
         if old.scope != "global":
             return replace(old, dtype=container(old.dtype))
         seen = None if base is not None else old.dtype

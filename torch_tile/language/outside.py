@@ -348,9 +348,8 @@ class Outside(Version):
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}  # that annotations name
         reads = dict.fromkeys(each for code in _codes(function) for each in _reads_of(code, cells.keys(), own))
-        found = [
-            OuterRead(name, cells.get(name), attributes) for name, attributes in reads if not name.startswith("__")
-        ]
+        written = [each for each in reads if each[0].isidentifier() and each[0][:2] != "__"]  # by the author
+        found = [OuterRead(name, cells.get(name), attributes) for name, attributes in written]
         of_library = is_constant(function)
         self.reads: list[OuterRead] = [each for each in found if self._may_change(each, of_library)]
 

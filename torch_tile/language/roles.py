@@ -20,8 +20,9 @@ from torch_tile.hardware import REGISTERS_OF_ROLES, UNIT, WARPGROUP
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.bulk import named_barrier
 from torch_tile.intrinsics.memory import option
+from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Load, Var
+from torch_tile.ir.expr import Call, Expr, Load, Var, const
 from torch_tile.ir.node import Rewriter, contains, find, symbols
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
 from torch_tile.language.thread_roles import Fresh, is_of_a_thread, registers_of, roles_by_threads
@@ -116,7 +117,7 @@ def gather_roles(body: Block, threads: Sequence[int], thread: Var | None) -> Blo
         return body
     body = _WithRegisters()(body)
     stmts = [new for one in body.stmts for new in (_each_role(one) if _has_roles(one) else [one])]
-    stmts = _own_fragments(_together(stmts))
+    stmts = _own_fragments(_hand_over(_together(stmts)))
     for one in stmts:
         _no_registers(one)
     return Block(tuple(stmts))
@@ -241,6 +242,42 @@ def _is_pure(one: Stmt) -> bool:
     """Return whether a statement only names a value that reads no memory and calls no function."""
     value = one.value if isinstance(one, Let) else one.init if isinstance(one, Alloc) else one
     return value is None or (not isinstance(value, Stmt) and not contains(value, Load, Call))
+
+
+def _hand_over(stmts: Sequence[Stmt]) -> Sequence[Stmt]:
+    """Name what a tile of one element holds before roles that only load it: each thread has a copy of the tile."""
+    for tile in [one.buffer for one in stmts if isinstance(one, Alloc) and one.buffer.scope == "fragment"]:
+        if tile.static_shape == (1,):
+            named = _with_name(stmts, tile)
+            if not any(isinstance(one, Role) and _uses(one, tile) for one in named):
+                stmts = named
+    return stmts
+
+
+def _with_name(stmts: Sequence[Stmt], tile: Buffer) -> list[Stmt]:
+    """Bind the element of a tile before each row of roles that use it. They load it by that name."""
+    found: list[Stmt] = []
+    start = 0  # of the roles at the end
+    for one in stmts:
+        if not isinstance(one, Role):
+            start = len(found) + 1
+        elif _uses(one, tile) and one.by_hand:
+            name = Var(tile.name, tile.dtype)
+            found.insert(start, Let(name, Load(tile, (const(0, dt.int32),)), span=one.span))
+            start, one = start + 1, _Named(tile, name)(one)
+        found.append(one)
+    return found
+
+
+class _Named(Rewriter):
+    """Replace loads of a tile of one element by its name."""
+
+    def __init__(self, tile: Buffer, name: Var):
+        super().__init__()
+        self.tile, self.name = tile, name
+
+    def visit_Load(self, one: Load) -> Expr:
+        return self.name if one.buffer is self.tile else self.children(one)
 
 
 def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:

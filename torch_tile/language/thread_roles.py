@@ -19,7 +19,7 @@ from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, Var
-from torch_tile.ir.node import Node, Rewriter, find, rebuilt, walk
+from torch_tile.ir.node import Node, Rewriter, find, rebuilt, walk, with_fields
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Role, Stmt, While
 from torch_tile.language.trace import with_span
 from torch_tile.tileop.base import RegisteredOp, is_per_thread
@@ -31,13 +31,7 @@ def roles_by_threads(body: Block, thread: Var, threads: int) -> Block:
     if not any(needs_all(n) for one in find(body, If) for n in find(one, RegisteredOp, For, Do)):
         return body
     ordered = any(n.buffer.scope == "barrier" for n in find(body, Alloc))
-    stmts = _Branches(thread, threads, ordered).block(body, True)
-    return body if len(stmts) == len(body.stmts) and all(map(_is, stmts, body.stmts)) else Block(tuple(stmts))
-
-
-def _is(a: Stmt, b: Stmt) -> bool:
-    """Return whether two objects are the same."""
-    return a is b
+    return with_fields(body, stmts=tuple(_Branches(thread, threads, ordered).block(body, True)))
 
 
 def needs_all(node: object) -> bool:
@@ -133,13 +127,9 @@ class _Branches:
 
     def _with_bodies(self, one: Stmt, *names: str) -> Stmt:
         """Rewrite the bodies of a statement."""
-        changed = {}
-        for name in names:
-            body: Block = getattr(one, name)
-            stmts = self.block(body, False)
-            if len(stmts) != len(body.stmts) or not all(map(_is, stmts, body.stmts)):
-                changed[name] = Block(tuple(stmts))
-        return rebuilt(one, **changed) if changed else one
+        bodies: list[Block] = [getattr(one, name) for name in names]
+        new = [with_fields(body, stmts=tuple(self.block(body, False))) for body in bodies]
+        return with_fields(one, **dict(zip(names, new, strict=True)))
 
     def _name(self, one: Let) -> None:
         """Record a name's value in each thread."""

@@ -7,15 +7,13 @@ the values at run time tell. Another index is left as it is: outside of a tensor
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, Select, Unary, binary, const, is_constant
-from torch_tile.ir.node import contents, find
+from torch_tile.ir.node import contents, find, with_fields
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Program, Stmt, Store
@@ -74,15 +72,13 @@ class _Wrap(Known):
         new, ranges = self.children(region), []
         for dim, (r, before) in enumerate(zip(new.ranges, region.starts, strict=True)):
             start = self.wrapped(r.start, before, region.buffer, dim) if is_constant(r.extent, 1) else r.start
-            ranges.append(r if start is r.start else replace(r, start=start))
-        return new if all(map(operator.is_, ranges, new.ranges)) else replace(new, ranges=tuple(ranges))
+            ranges.append(with_fields(r, start=start))
+        return with_fields(new, ranges=tuple(ranges))
 
     def moved(self, one: Any, before: Sequence[Expr]) -> Any:
         """Return an access with its indices wrapped; `before` are the indices that ranges speak of."""
         indices = tuple(map(self.wrapped, one.indices, before, [one.buffer] * len(before), range(len(before))))
-        if all(a is b for a, b in zip(indices, one.indices, strict=True)):
-            return one
-        return replace(one, indices=indices)
+        return with_fields(one, indices=indices)
 
     def wrapped(self, index: Expr, before: Expr, buffer: Buffer, dim: int) -> Expr:
         """Return the index that a negative one stands for."""

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch_tile.compiler.context import Build, is_watched
 from torch_tile.diagnostics.errors import Span, TileError, assertions_as_bugs
+from torch_tile.ir.node import contains
 from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.check import check_kernel, check_limits
@@ -45,6 +48,7 @@ from torch_tile.lowering.threads.share_divisions import share_divisions
 from torch_tile.lowering.threads.slice_fragments import slice_fragments
 from torch_tile.lowering.threads.vectorize import vectorize
 from torch_tile.lowering.threads.widen_blocks import widen_blocks
+from torch_tile.tileop.reduce.op import Reduce
 
 Pass = Callable[[Program], Program]
 
@@ -137,8 +141,10 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
 
 
 def lower_for_gpu(program: Program, build: Build) -> Program:
-    """Run the passes for a GPU. Where a kernel does not fit into shared memory, run them again with less of it: first
-    with one version of what threads write, then without producer warps, whose tiles share no place with later ones.
+    """Run the passes for a GPU.
+
+    Where a kernel does not fit into shared memory, run them again with less of it: first with one version of what
+    threads write, then with reductions in rounds. Last go producer warps, whose tiles share no place with later ones.
     Where warpgroups with rows of their own would have to meet, run them again without such rows.
     """
     try:
@@ -149,7 +155,8 @@ def lower_for_gpu(program: Program, build: Build) -> Program:
         _forget(build)
         build.remark(told[0], "T.own_rows", "all rows, as warpgroups exchange what they compute")
         return lower(program, cuda_passes(build, shared_rows=True))
-    if first.code == "shared_memory" and (told := _places_of_remark(build, DOUBLED)):
+    told = _places_of_remark(build, DOUBLED)
+    if first.code == "shared_memory" and told:
         _forget(build)
         build.remark(told[0], "T.gemm", "one version of operands, as two need more shared memory than there is")
         try:
@@ -157,6 +164,10 @@ def lower_for_gpu(program: Program, build: Build) -> Program:
         except TileError as problem:
             first = problem
     split = _places_of_remark(build, SPLIT)
+    if first.code == "shared_memory" and contains(program, Reduce):
+        _forget(build)
+        with contextlib.suppress(TileError):
+            return lower(program, cuda_passes(replace(build, sparing=True), single=bool(told)))
     if first.code != "shared_memory" or not split:
         raise first
     _forget(build)

@@ -70,7 +70,7 @@ class Routes:
         """Gather rows of tokens `[tokens, ...]` in the order of routes."""
         return x[self.order // self.each]
 
-    def join(self, rows: Tensor) -> Tensor:
+    def combine(self, rows: Tensor) -> Tensor:
         """Sum rows of routes to those of tokens `[tokens, N]`."""
         inverse = torch.empty_like(self.order)
         inverse[self.order] = torch.arange(self.order.shape[0], device=rows.device)
@@ -178,7 +178,7 @@ class QuantizedExperts(Frozen):
         if self.down_bias is not None:
             aux, kinds, text = [weights, self.down_bias], "cg", "v=add(acc0,x1);y=mul(v,x0);ret y"
         out = self._product(inner, [self.down_proj], [self.down_scales], routes, aux, kinds, text, torch.float32)
-        return routes.join(out).to(hidden_states.dtype)
+        return routes.combine(out).to(hidden_states.dtype)
 
     def _halves(self, x: Tensor) -> list[Tensor]:
         """View the rows of gate and of up."""
@@ -261,7 +261,7 @@ class Float8Experts(Frozen):
         both = product(routes.rows(hidden_states), self.gate_up_proj, self.gate_up_scales, routes.offsets)
         inner = self.gate(*both.chunk(2, -1)).to(hidden_states.dtype)
         out = product(inner, self.down_proj, self.down_scales, routes.offsets)
-        return routes.join(out.float() * top_k_weights.reshape(-1, 1)[routes.order]).to(hidden_states.dtype)
+        return routes.combine(out.float() * top_k_weights.reshape(-1, 1)[routes.order]).to(hidden_states.dtype)
 
     def extra_repr(self) -> str:
         """Return the shapes of weights and scales."""

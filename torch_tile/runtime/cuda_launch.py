@@ -21,14 +21,14 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program
 from torch_tile.runtime.driver import NO_CLUSTER, Driver, Function, driver
-from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, form_of
+from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, MakeKernel, form_of, refuse_python_tensors
 from torch_tile.runtime.native_launch import launch_function
 from torch_tile.runtime.tensor_map import MapForm, TensorMaps, map_form
 
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.codegen.sources import CudaSource, Entry
+    from torch_tile.compiler.sources import CudaSource, Entry
 
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
 # Functions of the driver, in the order of csrc/launch_driver.h.
@@ -91,15 +91,15 @@ class CudaLauncher(BaseLauncher):
     source: CudaSource
     cubin: bytes
     target: Target
-    everything: list[Any]
 
     kind = "cuda"
 
-    def __init__(self, program: Program, source: CudaSource, cubin: bytes, target: Target, out_idx: Sequence[int] = ()):
-        super().__init__(program, out_idx)
+    def __init__(
+        self, program: Program, source: CudaSource, cubin: bytes, target: Target, out_idx: Sequence[int] = (),
+        make: MakeKernel | None = None,
+    ):  # fmt: skip
+        super().__init__(program, out_idx, source.disjoint, make)
         self.source, self.cubin, self.target = source, cubin, target
-        self.everything = [*program.params, *program.outputs, *program.workspaces]
-        self.buffers: list[Buffer] = [p for p in self.everything if isinstance(p, Buffer)]
         self.whole: Binding = Binding(program)
         self.alignments: dict[Buffer, int] = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
@@ -135,7 +135,10 @@ class CudaLauncher(BaseLauncher):
             self.binding.refuse_names(named)
         plan, tensors, slots = self.prepared(args)
         pointers = [self.address(p, t) for p, t in zip(self.buffers, tensors, strict=True)]
-        self.check_disjoint(tensors)
+        variant = self.variant(tensors, may_overlap=False)
+        if variant is not None:
+            variant.launcher.go(*args)
+            return
         values = pointers, slots
         machine, stream = driver(), current_stream(plan.device)
         with machine.current(plan.context):
@@ -167,35 +170,20 @@ class CudaLauncher(BaseLauncher):
         return plan, tensors, [slot_of(p, number) for p, number in scalars.items()]
 
     def address(self, param: Buffer, tensor: torch.Tensor | None) -> int:
-        """Return a tensor's address; 0 for None. Raises LaunchError if the address is not aligned."""
-        if tensor is None:
-            return 0
-        found = tensor.data_ptr()
-        alignment = self.alignments[param]
+        """Return a tensor's address; 0 for None. Raises LaunchError if it has none, or one that is not aligned."""
+        found, alignment = super().address(param, tensor), self.alignments[param]
         if found % alignment:
             raise LaunchError(
                 f"argument `{param.name}` must begin at a multiple of {alignment} bytes, and {found:#x} is none; "
                 "pass .clone(), or a view that begins elsewhere"
             )
-        if not found and tensor.numel():
-            raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
         return found
-
-    def check_disjoint(self, tensors: Sequence[Any]) -> None:
-        """Raise LaunchError if a tensor that a kernel reads as constant overlaps a written tensor."""
-        for read, written in self.source.disjoint:
-            one_is_none = tensors[read] is None or tensors[written] is None
-            if not one_is_none and overlap(tensors[read], tensors[written]):
-                one, other = (self.buffers[n].name for n in (read, written))
-                raise LaunchError(
-                    f"arguments `{one}` and `{other}` overlap, and {self.program.name} reads `{one}` while it writes "
-                    f"`{other}`; pass .clone() of one of them, or read and write one parameter"
-                )
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def plan(self, args: Sequence[Any], scalars: Mapping[Var, Scalar]) -> Plan:
         """Check the arguments and compute their launches."""
         machine = self.require_gpu()
+        refuse_python_tensors(self.everything, args)
         sizes = self.whole.sizes_of(args[: len(self.program.params)], self.kind)
         if self.watch is not None:
             self.watch(sizes)
@@ -312,42 +300,6 @@ def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | N
         if extent % group:
             raise LaunchError(f"{entry.name} has {extent} blocks in {axis}, which are no clusters of {group}")
     return grid
-
-
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors share a byte; True if the search takes too many steps."""
-    (start, end), (other, last) = extent(a), extent(b)
-    if start >= last or other >= end:
-        return False
-    import numpy as np
-
-    most: Any = 10_000  # steps of the search for a common byte
-    try:
-        return bool(np.shares_memory(as_bytes(a), as_bytes(b), max_work=most))
-    except np.exceptions.TooHardError:
-        return True
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of a tensor's first byte and of the byte after its last."""
-    start, size = tensor.data_ptr(), tensor.element_size()
-    if not tensor.numel():
-        return start, start
-    return start, start + size * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
-
-
-def as_bytes(tensor: torch.Tensor) -> Any:
-    """Return an array that describes the places of a tensor's bytes and must not be read."""
-    import numpy as np
-
-    class Place:
-        __array_interface__: Mapping[str, Any] = {
-            "version": 3, "typestr": "|u1", "data": (tensor.data_ptr(), True),
-            "shape": (*tensor.shape, tensor.element_size()),
-            "strides": (*(s * tensor.element_size() for s in tensor.stride()), 1),
-        }  # fmt: skip
-
-    return np.asarray(Place())
 
 
 def native_addresses(machine: Driver) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch_tile.jit import JITFunction
     from torch_tile.kernel import JITKernel
-    from torch_tile.kernels.common import Machine
+    from torch_tile.runtime.machine import Machine
 
 EMPTY = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

@@ -112,6 +112,8 @@ def refuse(plan: LaunchPlan) -> None:
         name = launcher.program.name
         if not isinstance(launcher, CudaLauncher) or launcher.allocates:
             raise NotReplayed(f"{name} is not for a GPU, or allocates what it returns")
+        if launcher.variant_for(launch.args) is not None:
+            raise NotReplayed(f"{name} is given one tensor twice, and tensors of other calls may be two")
         if max(launcher.alignments.values(), default=1) > GRANULE:
             raise NotReplayed(f"{name} needs addresses that are multiples of more than {GRANULE} bytes")
 

@@ -18,7 +18,7 @@ from torch_tile.ir.expr import Scalar, Var
 from torch_tile.runtime.driver import Driver
 
 if TYPE_CHECKING:
-    from torch_tile.codegen.sources import MapArg
+    from torch_tile.compiler.sources import MapArg
 
 SIZE, ALIGNMENT = 128, 64  # bytes of a map, and of what its address is a multiple, on the host as in a kernel
 SIZE_LIMIT, STRIDE_LIMIT = 2**32, 2**40

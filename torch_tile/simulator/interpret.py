@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_tile.compiler.binding import Binding, held, size_of
+from torch_tile.compiler.binding import Binding, held, place_of, size_of
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
@@ -37,7 +37,8 @@ def interpret(
     """
     binding = Binding(program, allocated)
     given = binding.in_order(args)
-    host = [a.detach().cpu() if isinstance(a, torch.Tensor) else a for a in given]
+    copies: dict[Any, torch.Tensor] = {}  # one for all tensors of the same elements
+    host = [copies.setdefault(place_of(a), a.detach().cpu()) if isinstance(a, torch.Tensor) else a for a in given]
     if any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in given) and any(
         n.buffer.scope == "global" for n in find(flat, Alloc)
     ):

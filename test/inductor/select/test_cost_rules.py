@@ -23,6 +23,7 @@ from torch_tile.inductor.settings import Settings
 def h200(monkeypatch):
     """Fake tensors of a GPU are an H200's."""
     monkeypatch.setattr(cost_rules, "measured", lambda device: roofline.PEAKS["NVIDIA H200"])
+    monkeypatch.setattr(hardware, "_is_here", lambda index: True)
     monkeypatch.setattr(hardware, "_capability_of", lambda index: 90)
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         yield
@@ -137,6 +138,7 @@ def test_other_machines_hold_contests(name, monkeypatch):
     capability = 90 if "H200" in name else 80
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(hardware, "_is_here", lambda index: True)
     monkeypatch.setattr(hardware, "_capability_of", lambda index: capability)
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         assert bool(cost_rules.with_epilogue(product(4096, 16384, 4096))) == ("H200" in name)

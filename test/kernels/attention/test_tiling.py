@@ -303,6 +303,16 @@ def test_blocks_of_float8_keys_fill_the_last_wave(sequences, splits):
     assert splits_for(replace(config, narrow=False), Problem(64 * 8, 8, 8192, 8), H200) == 1
 
 
+@pytest.mark.parametrize("machine", GPUS, ids=str)
+def test_float8_values_are_multiplied_by_tensor_cores(machine):
+    """These take 16 keys at once; heads whose tiles of as many do not fit are left to torch."""
+    for width in range(64, 2305, 64):
+        for rows in (1, 16, 17, 128):
+            spec = replace(FORM, dtype=torch.bfloat16, tile_d=width, tile_dv=width, scaled=True)
+            config = config_for(spec, Problem(64, rows, 4096, 8), machine)
+            assert config is None or not config.narrow or config.block_kv % 16 == 0, (width, rows, config)
+
+
 def test_blocks_share_an_sm_over_small_pages():
     """Measured on an H200: 495.6 us where one block of 128 keys takes 514.3 (64 sequences of 8192 keys)."""
     for page, sequences, blocks in ((16, 64, 2), (16, 8, 1), (64, 64, 1)):

@@ -29,8 +29,6 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm.args import DequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
-    WIDTHS,
-    config_for,
     dequant_gemm,
     dequant_matmul,
     dequantize,
@@ -40,6 +38,7 @@ from torch_tile.kernels.gemm.dequant import (
     together,
     with_copied_factors,
 )
+from torch_tile.kernels.gemm.dequant_rules import WIDTHS, config_for
 from torch_tile.kernels.gemm.packed import FEW_ROWS, Factor, Problem
 from torch_tile.kernels.gemm.tiling import Config
 

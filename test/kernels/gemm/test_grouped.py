@@ -76,6 +76,7 @@ def test_each_group_has_its_matrix():
     torch.testing.assert_close(got, torch.stack(want))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", FORMS)
 def test_random_problems(spec, rounds, problems, check):
     dtype, out_dtype, epilogue, kinds, _ = FORMS[spec]

@@ -88,6 +88,7 @@ def test_reference_is_the_recurrence(packed, form, problems):
     torch.testing.assert_close(gradient_reference(*grads, *given, starts, None, True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["rule", "channels", "no rule", "channels, no rule"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_random_problems(dtype, form, rounds, engine, problems, check):

@@ -80,6 +80,7 @@ def test_reference_is_the_recurrence(packed, problems):
         torch.testing.assert_close(step_reference(state, *first, 0.3), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_random_problems(dtype, rounds, engine, problems, check):
     few = engine != "cpu"

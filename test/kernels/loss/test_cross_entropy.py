@@ -40,6 +40,7 @@ def test_reference_is_torchs(weighted, label_smoothing, z_loss, problems):
     torch.testing.assert_close(gradient_reference(*given), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_random_problems(dtype, rounds, engine, problems, check):
     for _ in rounds(8):

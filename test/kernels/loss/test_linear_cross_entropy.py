@@ -47,6 +47,7 @@ def test_reference_is_torchs(biased, label_smoothing, z_loss, softcap, problems)
     torch.testing.assert_close(found[: len(leaves)], list(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_random_problems(dtype, rounds, engine, problems, check):
     slow = engine in ("threads", "text")

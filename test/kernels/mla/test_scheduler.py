@@ -83,6 +83,7 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
             check(a, b, f"{name} of {units} units")
 
 
+@pytest.mark.slow
 def test_pieces_are_joined_whatever_a_block_reads_together(engine, rounds, problems, check):
     """Rows that no block has in full, pieces of rows without visible keys, and sequences that are not touched."""
     for _ in range(2) if engine == "threads" else rounds(20):

@@ -58,6 +58,7 @@ def test_random_problems(dtype, rounds, engine, problems, check):
             check(found[n], want, f"{what} update {n}")
 
 
+@pytest.mark.slow
 def test_packed_sequences(engine, rounds, problems, check):
     """Each is as if it were alone, also in its gradients."""
     for _ in rounds(2):

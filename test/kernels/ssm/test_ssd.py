@@ -170,6 +170,7 @@ def test_powers_between_times_that_no_path_joins_stay_out(decay, engine, problem
         check(got, want, f"{name} decay {decay}", dtype, own=True, rounding=rounding[n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 128])
 def test_states_by_the_tiles_of_hopper(width, engine, problems, check):
     """Bulk copies and wgmma: blocks that carry states through chunks, and those that take heads in turn."""

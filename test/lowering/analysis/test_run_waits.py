@@ -280,7 +280,7 @@ def test_one_slow_warp_is_enough_to_wait_for_ever(kernel, monkeypatch):
         lower(program, passes)
     assert {one.code for one in problem.value.diagnostics} <= {"stuck_wait", "stuck_barrier"}
     assert lower(kernel(1), passes)
-    monkeypatch.setattr(run_waits, "_orders", lambda lists: [[range(lists[-1][-1] + 1)]])
+    monkeypatch.setattr(run_waits, "_schedules", lambda lists: [[range(lists[-1][-1] + 1)]])
     assert lower(program, passes)
 
 

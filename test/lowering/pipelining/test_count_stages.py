@@ -179,6 +179,47 @@ def test_versions_of_ordinary_copies_are_counted(stages: int, seed: int) -> None
         torch.testing.assert_close(c.double(), a.double() @ b.double().mT, rtol=1e-3, atol=1e-2)
 
 
+# Bounds of a loop from 4 to 17, by what they are made of, and whether a ring's place is known there.
+BOUNDS = {
+    "constants": (lambda numbers, n: (4, 17), True),
+    "a parameter": (lambda numbers, n: (n - 13, n), True),
+    "first loaded": (lambda numbers, n: (numbers[0], 17), False),
+    "last loaded": (lambda numbers, n: (4, numbers[1]), True),
+    "both loaded": (lambda numbers, n: (numbers[0], numbers[1]), False),
+    "first called": (lambda numbers, n: (T.cast(T.exp2(T.cast(n - 15, F)), T.int32), n), False),
+}
+
+
+@pytest.mark.parametrize("bounds, is_known", BOUNDS.values(), ids=BOUNDS)
+@pytest.mark.parametrize("stages", [3, 5])
+def test_bounds_of_a_loop_may_be_any_expression(stages: int, bounds: Any, is_known: bool, seed: int) -> None:
+    """Rings whose place at the start of a loop is not known keep their closed forms."""
+    torch.manual_seed(seed)
+
+    @T.prim_func
+    def kernel(_numbers: T.Tensor((2,), T.int32), A: T.Tensor((64, 32), F), C: T.Tensor((65, 32), F), _n: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            ring, lane = T.alloc_shared((stages, 32), F), T.get_thread_binding()
+            for i in T.unroll(stages):
+                ring[i, lane] = 0
+            for k in T.serial(*bounds(_numbers, _n)):
+                ring[k % stages, lane] += A[k, lane]
+                C[k, lane] = ring[(k + 1) % stages, lane]
+            C[64, lane] = ring[bounds(_numbers, _n)[1] % stages, lane]
+
+    assert bool(counters(lowered(kernel, "cuda:sm_80")[1])) is is_known
+    compiled = torch_tile.compile(kernel, target="cuda:sm_80")
+    a, wanted, ring = torch.randn(64, 32), torch.full((65, 32), 7.0), torch.zeros(stages, 32)
+    for k in range(4, 17):
+        ring[k % stages] += a[k]
+        wanted[k] = ring[(k + 1) % stages]
+    wanted[64] = ring[17 % stages]
+    for run in (compiled.interpret, lambda *given: emulate(compiled, *given)):
+        c = torch.full((65, 32), 7.0)
+        run(torch.tensor([4, 17], dtype=torch.int32), a, c, 17)
+        assert torch.equal(c, wanted)
+
+
 def test_the_text_compares() -> None:
     """The stage steps by one and returns to 0, and the parity turns over with it."""
     text = torch_tile.compile(products(5, 2), target=HOPPER).source

@@ -44,6 +44,8 @@ def products(blocks: int, use: str = "") -> Any:
                 tile = wave * blocks + block
                 if use == "order in memory":
                     tile = order[tile]
+                if use == "two orders":
+                    tile = T.if_then_else(wave < T.max(tiles // 7, 1), tile, tile // m * m + tile % m)
                 row, number = tile % rows, tile // rows
                 z, rest = number % inner, number // inner
                 y, x = (rest % 2, rest // 2) if use == "two in a row" else (rest % middle, rest // middle)
@@ -104,6 +106,32 @@ def test_each_role_divides_once_for_all_lanes() -> None:
     assert share_divisions(after) is after
 
 
+def before_loops(program: Program) -> list[tuple[list[Any], bool]]:
+    """Return what comes before the loops over tiles in their blocks, and whether products run in the loop."""
+    loops = over_tiles(program)
+    found = [
+        (block.stmts, block.stmts.index(loop))
+        for block in find(program, Block)
+        for loop in loops
+        if loop in block.stmts
+    ]
+    return [(list(stmts[:n]), any(x.name == "turn_take" for x in find(stmts[n], Call))) for stmts, n in found]
+
+
+def test_first_places_come_before_waits_and_take_few_divisions() -> None:
+    """A role that copies makes no division that its first tile does not need; one that multiplies divides early."""
+    plain, orders = (share_divisions(found(products(3, use))) for use in ("", "two orders"))
+    assert not any(map(divisions, (s for stmts, _ in before_loops(plain) for s in stmts if isinstance(s, If))))
+    needed = [divisions(loop.body.stmts[0]) for loop in over_tiles(plain)]
+    roles = before_loops(orders)
+    assert len(roles) == len(needed) > 2 and {multiplies for _, multiplies in roles} == {False, True}
+    for stmts, multiplies in roles:
+        (first,) = (s for s in stmts if isinstance(s, If) and divisions(s))
+        assert divisions(first) > max(needed) if multiplies else divisions(first) in needed
+        waits = [n for n, s in enumerate(stmts) if any(x.name == "mbarrier_wait" for x in find(s, Call))]
+        assert not waits or stmts.index(first) < waits[0]
+
+
 @pytest.mark.parametrize("use", ["two in a row", "no turns", "order in memory"])
 def test_loops_that_stay(use: str) -> None:
     program = found(products(3, use))
@@ -148,7 +176,7 @@ def test_values(case: int, seed: int) -> None:
     sizes, blocks = ([draw.randint(1, 3) for _ in range(3)], 2) if case else (draw.sample([3, 3, 4], 3), 1)
     m = draw.randint(1, 2 * ROWS if case else ROWS)
     q, k, v = (torch.randn(*n, 64, generator=g).half() for n in ((*sizes, m), (sizes[0], KEYS), (sizes[0], KEYS)))
-    kernel = products(blocks)
+    kernel = products(blocks, draw.choice(["", "two orders"]))
     flat = lower(kernel.program, cuda_passes(Build(Target("cuda", 90))))
     assert any(map(shuffles, over_tiles(flat)))
     out = torch.full(q.shape, float("nan"))

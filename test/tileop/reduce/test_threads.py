@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.compiler.context import Build
@@ -43,7 +44,7 @@ def tile(name, shape, layout=None, scope="fragment", dtype=dt.float32):
     return Buffer(name, tuple(const(n, dt.int32) for n in shape), dtype, scope, layout=layout)
 
 
-def lowered(layout, shape, dim, threads, kind="sum", clear=True):
+def lowered(layout, shape, dim, threads, kind="sum", clear=True, build=None):
     """What one thread does, the result lying where nothing moves."""
     source = tile("a", shape, layout)
     target = tile("b", [n for d, n in enumerate(shape) if d != dim])
@@ -51,7 +52,7 @@ def lowered(layout, shape, dim, threads, kind="sum", clear=True):
     result = result_layout(op, layout, {dim})
     op = REDUCTIONS[kind].build(source, tile("b", [n for d, n in enumerate(shape) if d != dim], result), dim, clear)
     thread = Var("thread", dt.int32, "thread")
-    return op.lower_cuda(ThreadContext(Build(Target("cuda", 90)), thread, threads, Ranges()))
+    return op.lower_cuda(ThreadContext(build or Build(Target("cuda", 90)), thread, threads, Ranges()))
 
 
 def calls(stmt, name):
@@ -119,12 +120,48 @@ def test_any_number_of_threads(threads, seed):
         shape = draw.choice([(512,), (few, many), (many, few)])
         dim, scope = draw.randrange(len(shape)), draw.choice(["shared", "fragment"])
         program, rest = folding(threads, shape, dim, scope, kind)
-        build, a, b = Build(Target("cuda", 80)), torch.randint(0, 100, shape).float(), torch.zeros(rest)
+        build = Build(Target("cuda", 80), sparing=draw.random() < 0.5)
+        a, b = torch.randint(0, 100, shape).float(), torch.zeros(rest)
         flat = lower(program, cuda_passes(build))
         assert not interpret(flat, program, [a, b])
         assert emit_cuda(flat, build, program).text
         wanted = a.cumsum(dim) if kind == "scan" else a.amax(dim) if kind == "max" else a.sum(dim)
         assert torch.equal(b, wanted.reshape(rest)), (kind, shape, dim, scope)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "absmax"])
+def test_rows_meet_in_rounds_where_shared_memory_is_short(kind):
+    stmt = lowered(accumulators(2, 2, 4, 2), (64, 64), 1, 128, kind, build=Build(Target("cuda", 90), sparing=True))
+    (scratch,) = (a.buffer for a in walk(stmt) if isinstance(a, Alloc) and a.buffer.scope == "shared")
+    assert scratch.static_shape == (2, 16), "a row of each thread, of which there are four"
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((128, 64), "float16")
+            full = T.alloc_shared((51904,), "float32")  # with the operands all but 256 bytes
+            s, r = T.alloc_fragment((64, 128), "float32"), T.alloc_fragment((64,), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(full)
+            T.gemm(a, b, s, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+            if kind == "sum":
+                T.reduce_sum(s, r, dim=1)
+            elif kind == "max":
+                T.reduce_max(s, r, dim=1)
+            else:
+                T.reduce_absmax(s, r, dim=1)
+            for i in T.Parallel(64):
+                C[i] = r[i] + full[i] + T.cast(a[i, 0], "float32") + T.cast(b[i, 0], "float32")
+
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert [n for n in made.schedule.slow if "one row of each thread" in n.became], made.schedule
+    a, b, c = torch.randn(64, 64).half(), torch.randn(128, 64).half(), torch.full((64,), 99.0)
+    findings = made.interpret(a, b, c)
+    assert not findings, findings.report()
+    v = a.double() @ b.double().T
+    wanted = {"sum": v.sum(-1), "max": v.amax(-1), "absmax": v.abs().amax(-1)}[kind]
+    torch.testing.assert_close(c.double(), wanted + a[:, 0].double() + b[:64, 0].double(), rtol=1e-4, atol=1e-3)
 
 
 def test_registers_are_walked_by_unrolled_loops():

@@ -17,8 +17,8 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torch_tile.codegen.sources import ENTRY
 from torch_tile.compiler.binding import scalar
+from torch_tile.compiler.sources import ENTRY
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen.symbolic_launch import NotEmbedded, Recorded, Symbols, TensorMeta, record

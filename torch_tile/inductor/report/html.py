@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from torch_tile.kernels.epilogue.program import in_words
 if TYPE_CHECKING:
     from torch_tile.compiler.context import Remark
     from torch_tile.inductor.graph.nodes import Frame
-    from torch_tile.inductor.report.rows import Report, Row
+    from torch_tile.inductor.report.row import Row
     from torch_tile.kernel import JITKernel
 
 
@@ -34,10 +34,14 @@ MEANING = {
 }
 
 
-def page(report: Report, title: str) -> str:
-    """Return the whole HTML page."""
-    groups = list(_groups(report.rows))
-    body = [_summary(report), _contents(groups), *(_entry(n, rows) for n, rows in enumerate(groups))]
+def page(rows: Sequence[Row], verdict: str, graph_breaks: int, title: str) -> str:
+    """Return the whole HTML page of a report's rows."""
+    groups = list(_groups(rows))
+    body = [
+        _summary(rows, verdict, graph_breaks),
+        _contents(groups),
+        *(_entry(n, group) for n, group in enumerate(groups)),
+    ]
     return "\n".join([
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -59,20 +63,18 @@ def _groups(rows: Iterable[Row]) -> Iterable[list[Row]]:
     return found.values()
 
 
-def _summary(report: Report) -> str:
+def _summary(rows: Sequence[Row], verdict: str, graph_breaks: int) -> str:
     """Write the totals, the machine, and the time saved where both sides were timed."""
-    counts = Counter(row.status for row in report.rows)
+    counts = Counter(row.status for row in rows)
     tiles = "".join(
         f'<div class="tile {status}"><b>{counts[status]}</b> {status}<small>{meaning}</small></div>'
         for status, meaning in MEANING.items()
     )
-    if report.graph_breaks:
-        tiles += (
-            f'<div class="tile"><b>{report.graph_breaks}</b> graph breaks<small>nothing is matched across</small></div>'
-        )
-    verdict = f'<p class="verdict"><b>{escape(report.verdict())}</b></p>'
-    machines = escape(_machines(report.rows))
-    return f'{verdict}<div class="tiles">{tiles}</div>\n<p>{machines}. {escape(_gain(report.rows))}</p>'
+    if graph_breaks:
+        tiles += f'<div class="tile"><b>{graph_breaks}</b> graph breaks<small>nothing is matched across</small></div>'
+    told = f'<p class="verdict"><b>{escape(verdict)}</b></p>'
+    machines = escape(_machines(rows))
+    return f'{told}<div class="tiles">{tiles}</div>\n<p>{machines}. {escape(_gain(rows))}</p>'
 
 
 def _machines(rows: Iterable[Row]) -> str:

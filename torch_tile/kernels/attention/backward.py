@@ -339,6 +339,7 @@ HOPPER = _Candidates(
     dk=(Config(32, 128, 256, 2), Config(32, 128, 256, 1), Config(16, 128, 256, 1)),
 )
 WIDE_KEYS = 128  # keys of a block below which dk and dv are better made apart: those of two warpgroups of wgmma
+WIDE_HEAD = 128  # columns of a head above which blocks of keys by mma.sync hold most of their registers in sums
 # Two blocks of keys on a multiprocessor, for narrow heads.
 SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Candidates(
@@ -418,7 +419,10 @@ def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[st
     tiled = narrow and any(x.tiled for x in spec.operands)
     whole = footprint(replace(config, staged=True, tiled=True), spec, outputs, _is_bulk(spec, machine))
     room = not tiled or whole.fits(machine.target)
+    # By mma.sync, sums of wide heads and the loop over heads that share keys leave no registers for staged stores.
+    crowded = spec.grouped and not machine.target.has_wgmma and max(spec.tile_d, spec.tile_dv) > WIDE_HEAD
     staged = spec.dtype.itemsize == 2 and room and outputs not in (("dk",), ("dv",))
+    staged = staged and (not crowded or "dq" in outputs)
     return replace(config, packed=False, heavy_first=spec.causal, side=side, staged=staged, tiled=tiled)
 
 

@@ -39,7 +39,8 @@ class Config:
     read by then. `persistent` is the number of blocks that take tile after tile, or 0: one block for each tile. With
     `paired` each takes the longest tile that is left of a head, then the shortest. Its keys come in rising order.
     `rounds_by_length` counts the last rounds of pairs, one of them not whole, whose tiles go by falling length instead.
-    Shares are even then; by pairs alone some blocks have none in the last round.
+    Shares are even then; by pairs alone some blocks have none in the last round. The first round is of pairs, so
+    that a block finds its first tile by few divisions.
     With `queries_ahead` the queries of a persistent block's next tile come while it works on one.
     With `early` that tile's first product starts beside the last product of a tile.
     With `in_order` persistent blocks take tiles head by head, as launches do. Few heads are then read at a time.
@@ -48,6 +49,7 @@ class Config:
     With `halved` the keys come in rising order. A warpgroup leaves out the second half of a tile's last values if it
     sees none of these.
     With `ordered` blocks of keys add to gradients of queries in one order. With `alone` one block has all keys.
+    `shared_wave` is the number of multiprocessors if `members` blocks share each block of keys of a last wave, or 0.
     `narrow` multiplies keys and values of float8 without a tile of 16 bits: products widen them in registers, and
     scales go to scores and weights. With `one_tile` a block has all rows of its heads: no index is divided by splits.
     `entries` are those of its table of pages that a split loads at once, beside its sequence's length, or 0.
@@ -80,6 +82,8 @@ class Config:
     halved: bool = False
     ordered: bool = False
     alone: bool = False
+    shared_wave: int = 0
+    members: int = 1
     one_tile: bool = False
     entries: int = 0
 
@@ -103,7 +107,10 @@ class Config:
             rest, of_all = T.max(tiles - 2 * block, 0), 2 * self.persistent
             return rest // of_all * 2 + T.min(rest % of_all, 2)
         whole = tiles // self.persistent
-        return whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
+        count = whole + T.if_then_else(self._rank(whole, block) < tiles % self.persistent, 1, 0)
+        if not self.paired:
+            return count
+        return T.if_then_else(tiles < 2 * self.persistent, T.min(T.max(tiles - 2 * block, 0), 2), count)
 
     def tile(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
         """Return the rows and the head that a persistent block takes in its wave, of `tiles` in all.
@@ -123,7 +130,7 @@ class Config:
     def _pairs_then_by_length(self, wave: Any, block: Any, blocks: Any, heads: Any, tiles: Any) -> tuple[Any, Any]:
         """Return the tile of a wave as `tile` does: pairs, then what is left of them by falling length."""
         place = wave * self.persistent + self._rank(wave, block)
-        waves = T.max(tiles // (2 * self.persistent) - (self.rounds_by_length - 1), 0) * 2  # of pairs
+        waves = T.max(tiles // (2 * self.persistent) - (self.rounds_by_length - 1), 1) * 2  # of pairs
         pair = (wave // 2 * self.persistent + block) * 2 + wave % 2
         rank = pair % blocks  # of a tile among those of its head: the longest, the shortest, the second longest, ..
         in_head = T.if_then_else(rank % 2 == 1, blocks - 1 - rank // 2, rank // 2)

@@ -114,13 +114,14 @@ LONG = (
     Config(16, 8, 256, stages=1, shared_probs=True),
 )
 SHORT = (Config(16, 128, 128, shared_probs=True), Config(16, 64, 128, shared_probs=True), *LONG[-3:])
-# Over keys of float8, whose products widen them: several blocks on an SM, so that loads and arithmetic overlap.
+# Over keys of float8, whose products widen them: several blocks on an SM, so that loads and arithmetic overlap. Tensor
+# cores take 16 keys at once, and multiply-adds of float16 by float8 are slow: no tiling has 8.
 NARROW = (
     *(
         Config(16, keys, 128, stages, resident=True, shared_probs=True, partial_sums=keys, blocks=blocks, narrow=True)
         for keys, stages, blocks in ((128, 3, 2), (64, 3, 3), (64, 2, 3), (64, 2, 2), (64, 2, 1))
     ),
-    *(replace(c, narrow=True) for c in SHORT[1:]),
+    *(replace(c, narrow=True) for c in SHORT[1:] if c.block_kv % 16 == 0),
 )
 # Over pages smaller than a tile, whose rows a block looks up and copies one by one: others multiply meanwhile.
 SMALL_PAGES = Config(16, 64, 128, 3, resident=True, shared_probs=True, partial_sums=64, blocks=2)
@@ -297,7 +298,7 @@ def _reads_small_pages(spec: Spec, problem: Problem, machine: Machine) -> bool:
 
 
 def _has_own_keys(config: Config, spec: Spec) -> bool:
-    """Return whether warpgroups leave out key tiles of which they see nothing: where that was measured.
+    """Return whether each warpgroup skips key tiles that its mask hides, by measurements.
 
     Tiles of operands, and values that are cleared behind a sequence's end, want all warpgroups in each step.
     """
@@ -361,7 +362,7 @@ def _by_length(config: Config, spec: Spec, problem: Problem, machine: Machine) -
 
 
 def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
-    """Return whether a block's rows are of all heads of a group.
+    """Return whether the rows of a block cover all heads of a group.
 
     Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
     """

@@ -33,7 +33,7 @@ from torch_tile.hardware import WARP
 from torch_tile.kernels.common import Machine, start_early, strided, vector_of
 from torch_tile.kernels.footprint import Footprint, Part, Tile
 from torch_tile.kernels.gemm.cut_sums import Parts, Place, Store, shape_of_sums, sums_of
-from torch_tile.kernels.gemm.fields_in_place import order_of, table_of, weight_in_place
+from torch_tile.kernels.gemm.fields_in_place import dequantize_field, order_of, table_of
 from torch_tile.kernels.gemm.formats import TABLE
 from torch_tile.kernels.gemm.packed import Factor, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config
@@ -63,7 +63,7 @@ def weight_of(spec: Spec, words: Any, table: Any, index: int, product: Any, pair
     order = order_of(spec)
     word = words[(index * 2 + pair % 2) * order.words + product // 2]
     _, place, half = order.field(product % 2 * 16 + pair // 2 * 8 + e)
-    return weight_in_place(spec, word, place, half, table, T.get_thread_binding() % WARP)
+    return dequantize_field(spec, word, place, half, table, T.get_thread_binding() % WARP)
 
 
 @T.macro
@@ -105,19 +105,19 @@ def multiply_part(
     for tile in T.serial(T.ceildiv(units, parts.units_of_tile)):
         sums.begin(tile)
         left = T.min(units - tile * parts.units_of_tile, parts.units_of_tile)
-        rounds = T.min(parts.rounds, T.ceildiv(left, parts.units_at_once * parts.units_ahead))
+        rounds = T.min(parts.rounds, T.ceildiv(left, parts.units_at_once * parts.units_in_flight))
         for one in [*range(1)] if parts.rounds == 1 else T.serial(rounds):
             for number, words in enumerate(ahead):
-                own_unit, chunk = one * parts.units_ahead + number // parts.chunks, number % parts.chunks
+                own_unit, chunk = one * parts.units_in_flight + number // parts.chunks, number % parts.chunks
                 weights = [widen(spec, words, table, index) for index in [*range(len(bs))]]
-                following = tile * parts.rounds * parts.units_ahead + own_unit + parts.units_ahead
+                following = tile * parts.rounds * parts.units_in_flight + own_unit + parts.units_in_flight
                 if not parts.fetches_late:
                     fetch_words(parts, words, bs, at, following, chunk)
                 sums.add(weights, columns, chunk, tile, own_unit)
                 if parts.fetches_late:
                     T.sync_warp()  # ptxas moves no load over it
                     fetch_words(parts, words, bs, at, following, chunk)
-        sums.join(tile, left, store)
+        sums.reduce_and_store(tile, left, store)
 
 
 @T.macro
@@ -162,7 +162,7 @@ def cut_dequant_matmul(config: Config, spec: Spec, chunks: int) -> Any:
 
 @library_jit
 def split_cut_dequant_matmul(config: Config, spec: Spec, chunks: int) -> Any:
-    """Build the kernel for a K that the warps of several blocks cut. A second kernel joins their sums."""
+    """Build `cut_dequant_matmul` with K split over blocks. A second kernel reduces their partial sums."""
     parts, (m, n, _, _, types), pieces = Parts(config, chunks), spec.types(), T.dynamic("pieces")
     splits, rows, count = parts.blocks_of_k, config.block_m, len(spec.storage.transposed)
 

@@ -126,7 +126,7 @@ def fit_tile_to_stages(config: Config, n: int, groups: int) -> Config:
     config = replace(config, stages=round_up(config.stages, chunks))
     parts = Parts(config, chunks)
     rows = max(1, min(config.block_n, -(-n // config.blocks)))
-    return replace(config, block_n=round_up(rows, parts.units_ahead * parts.units_at_once * parts.unit))
+    return replace(config, block_n=round_up(rows, parts.units_in_flight * parts.units_at_once * parts.unit))
 
 
 def _tiling_of_rows(problem: Problem, spec: Spec, machine: Machine) -> Config | None:

@@ -20,11 +20,11 @@ from torch_tile.kernels.gemm.fields_in_place import (
     IN_PLACE,
     Order,
     excess,
-    float_of,
+    float_of_exponent_bits,
     lifting_exponent,
     lowering_power,
     order_of,
-    takes_off,
+    subtracts_offset,
 )
 from torch_tile.kernels.gemm.packed import Spec
 from torch_tile.kernels.gemm.row_dequant import SLICES
@@ -104,14 +104,14 @@ class Parts:
         return self.config.block_n // self.unit
 
     @property
-    def units_ahead(self) -> int:
-        """Number of units of a warp that the steps in flight are of."""
+    def units_in_flight(self) -> int:
+        """Number of units of a warp whose words are in flight."""
         return self.config.stages // self.chunks
 
     @property
     def rounds(self) -> int:
         """Number of times that a tile takes all steps in flight."""
-        return self.units_of_tile // (self.units_at_once * self.units_ahead)
+        return self.units_of_tile // (self.units_at_once * self.units_in_flight)
 
     @property
     def fetches_late(self) -> bool:
@@ -229,11 +229,11 @@ class SumsOfGroups:
             wide[i] = T.cast(loaded[i], "float32")
         for i in T.unroll(count):
             most[0] = T.max(most[0], T.abs(wide[i]))
-            if takes_off(spec):
+            if subtracts_offset(spec):
                 total[0] = total[0] + wide[i]
         for lanes in (1, 2):
             most[0] = T.max(most[0], T.shfl_xor(most[0], lanes))
-            if takes_off(spec):
+            if subtracts_offset(spec):
                 total[0] = total[0] + T.shfl_xor(total[0], lanes)
         exponent = lifting_exponent(most[0])
         if self.of_a is not None and at.lane % 4 == 0 and parts.unit_of(at, 0) == 0:
@@ -241,11 +241,11 @@ class SumsOfGroups:
         self.powers[chunk] = parts.of_row(lowering_power(order, exponent), at)
         if self.offsets is not None:
             self.offsets[chunk] = parts.of_row(total[0] * -excess(spec), at)
-        power = float_of(exponent)
+        power = float_of_exponent_bits(exponent)
         keep_columns(order, wide, power, columns, chunk)
 
     def begin(self, tile: Any) -> None:
-        """Begin to load the scales and zeros of a tile, long before `join` takes them."""
+        """Begin to load the scales and zeros of a tile, long before `reduce_and_store` takes them."""
         scale, zero = self.spec.storage.scale, self.spec.storage.zero
         self.found = [self._fetch_factors(scale, x, tile) for x in self.scales]
         self.less = [self._fetch_factors(zero, x, tile) for x in self.zeros] or [None] * self.count
@@ -285,8 +285,8 @@ class SumsOfGroups:
                     )
 
     @T.macro
-    def join(self, tile: Any, left: Any, store: Store) -> None:
-        """Scale and add up the sums of a tile, of which `left` units are there, and `store` the results."""
+    def reduce_and_store(self, tile: Any, left: Any, store: Store) -> None:
+        """Scale and reduce the sums of a tile, of which `left` units exist, and `store` the results."""
         parts = self.parts
         for i in [*range(parts.config.block_m)]:
             results = [self._sum_row(index, tile % 2, i, left * parts.unit) for index in [*range(self.count)]]
@@ -295,7 +295,7 @@ class SumsOfGroups:
 
     @T.macro
     def _sum_row(self, index: int, buffer: Any, i: int, left: Any) -> Any:
-        """Return the sums of a row of a and of all rows of a tile, of which `left` are there."""
+        """Return the sums for one row of a and all rows of a tile, of which `left` exist."""
         parts, factor, sums = self.parts, self.spec.storage.scale, self.joined[index]
         scale, zero, shape = self.found[index], self.less[index], shape_of_join(self.parts)
         assert factor is not None
@@ -374,7 +374,7 @@ class SumsOfWarps:
     def __init__(self, parts: Parts, spec: Spec, operands: Sequence[Any], at: Place):
         """Take a lane's place, and the operands besides a. The rule leaves zeros, and several units ahead, out."""
         assert spec.storage.scale is not None and spec.storage.zero is None
-        assert parts.units_at_once == parts.units_ahead == 1
+        assert parts.units_at_once == parts.units_in_flight == 1
         self.parts, self.spec, self.at, self.kind = parts, spec, at, spec.storage.scale
         _, self.sources, _, _ = spec.sort(operands)
         self.scales = T.alloc_local((len(self.sources) * 2 * parts.chunks,), self.kind.dtype)
@@ -410,7 +410,7 @@ class SumsOfWarps:
         T.reduce_absmax(loaded, most, dim=1)
         for i in T.Parallel(rows):
             exponent = lifting_exponent(T.cast(most[i], "float32"))
-            powers[i] = float_of(exponent)
+            powers[i] = float_of_exponent_bits(exponent)
             self.back[i] = lowering_power(order, exponent)
         row, power = at.lane // 4, powers[at.lane // 4]
         for chunk in [*range(parts.chunks)]:
@@ -423,7 +423,7 @@ class SumsOfWarps:
 
     @T.macro
     def _take_off(self, columns: Any) -> None:
-        """Store what the product of each group begins with: its columns times what is taken off fields.
+        """Store the initial sums of each group: minus the offset of the fields times the group's columns of a.
 
         A product by equal fields computes it, with the rounding that the columns have. It also keeps ptxas from
         narrowing columns late, which would spill.
@@ -471,8 +471,8 @@ class SumsOfWarps:
                 T.copy(sums, tiles[tile % 2, at.warp, place : place + SUMS])
 
     @T.macro
-    def join(self, tile: Any, left: Any, store: Store) -> None:
-        """Add up the sums of all warps, and `store` those of a tile, of which `left` units are there.
+    def reduce_and_store(self, tile: Any, left: Any, store: Store) -> None:
+        """Reduce the sums of all warps, and `store` those of a tile, of which `left` units exist.
 
         A thread joins two neighbouring sums of a lane.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of 4 bits that tensor cores multiply as they lie in their words, and the numbers that they meet.
+"""Multiply 4-bit weights by tensor cores without unpacking their words, and bring the other operand into float16.
 
 A masked half of a word is a float16 below the least normal one. Codes of a format are looked up in a table. A power of
 two brings the other numbers into the range of float16 without loss. Kernels for few rows share these.
@@ -79,8 +79,8 @@ def order_of(spec: Spec) -> Order:
     return Order(spec.storage.group, spec.storage.high_first, spec.storage.coded)
 
 
-def float_of(exponent: Any) -> Any:
-    """Return the float32 with such an exponent in its bits, in a kernel."""
+def float_of_exponent_bits(exponent: Any) -> Any:
+    """Return the power of two whose float32 has these exponent bits, in a kernel."""
     return T.float_from_bits(exponent << 23, 0x7FFFFFFF, 0)
 
 
@@ -90,12 +90,12 @@ def lifting_exponent(most: Any) -> Any:
 
 
 def lowering_power(order: Order, exponent: Any) -> Any:
-    """Return the factor that takes lifted numbers back, and fields that were multiplied in their place."""
-    return float_of(BACK + (0 if order.coded else IN_PLACE) - exponent)
+    """Return the factor that undoes the scaling of lifted numbers and of fields multiplied in place."""
+    return float_of_exponent_bits(BACK + (0 if order.coded else IN_PLACE) - exponent)
 
 
 def excess(spec: Spec) -> float:
-    """Return what is taken off each field as an unsigned number, besides its zero."""
+    """Return the offset to subtract from each unsigned field, besides its zero."""
     storage = spec.storage
     return 0.0 if storage.coded else float(storage.offset + (8 if storage.signed else 0))
 
@@ -111,15 +111,15 @@ def table_of(spec: Spec) -> Any:
     return pairs_of(storage.format, storage.high_first, torch.float16) if storage.coded else None
 
 
-def weight_in_place(spec: Spec, word: Any, place: Any, half: Any, table: Any, lane: Any) -> Any:
-    """Return the float16 of a word's field, by what `Order.field` says. A `lane` reads its own copy of the table."""
+def dequantize_field(spec: Spec, word: Any, place: Any, half: Any, table: Any, lane: Any) -> Any:
+    """Return the float16 value of a field of a word. `Order.field` says which field; a `lane` reads its own table."""
     if table is not None:
         return table[T.table_place(word, place, lane, half)]
     return T.cast(T.nibble_in_place(unsigned(spec, word), place, half), "float16")
 
 
-def takes_off(spec: Spec) -> bool:
-    """Return whether something is taken off fields as unsigned numbers."""
+def subtracts_offset(spec: Spec) -> bool:
+    """Return whether unsigned fields have an offset or a zero to subtract."""
     return bool(spec.storage.zero) or excess(spec) != 0.0
 
 

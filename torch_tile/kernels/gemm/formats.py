@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of 4 bits whose codes stand for numbers of a table, and scales that are powers of two.
+"""4-bit formats decoded by a table, and scales that are powers of two.
 
 A code is an index of the format's 16 numbers. A weight is such a number times the scale of its block.
 """

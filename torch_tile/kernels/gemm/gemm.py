@@ -78,9 +78,9 @@ def multiply(
     return products
 
 
-def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
-    """Return the accumulator element of row i and column j of the result, which may be stored transposed."""
-    return tile[j, i] if config.transposed else tile[i, j]
+def place_of(config: Config, i: Any, j: Any) -> tuple[Any, Any]:
+    """Return the place of row i and column j in a tile's sums, which may be made as their transpose."""
+    return (j, i) if config.transposed else (i, j)
 
 
 @library_jit
@@ -101,7 +101,7 @@ def matmul(config: Config, spec: Spec) -> Any:
                 result = T.alloc_fragment((bm, bn), spec.out_dtype)
                 staged = T.alloc_shared((bm, bn), spec.out_dtype)
                 for i, j in T.Parallel(bm, bn):
-                    values = [at(config, p, i, j) for p in products]
+                    values = [p[place_of(config, i, j)] for p in products]
                     result[i, j] = finish(spec, values, aux, bz, by * bm + i, bx * bn + j)
                 T.copy(result, staged)
                 T.copy(staged, out[bz, by * bm, bx * bn])
@@ -109,7 +109,7 @@ def matmul(config: Config, spec: Spec) -> Any:
                 for i, j in T.Parallel(bm, bn):
                     row = by * bm + i
                     col = bx * bn + j
-                    out[bz, row, col] = finish(spec, [at(config, p, i, j) for p in products], aux, bz, row, col)
+                    out[bz, row, col] = finish(spec, [p[place_of(config, i, j)] for p in products], aux, bz, row, col)
 
     return gemm
 
@@ -151,7 +151,7 @@ def persistent_matmul(config: Config, spec: Spec) -> Any:
                     col = bx * bn + start
                     result = T.alloc_fragment((bm, width), spec.out_dtype)
                     for i, j in T.Parallel(bm, width):
-                        values = [at(config, p, i, start + j) for p in products]
+                        values = [p[place_of(config, i, start + j)] for p in products]
                         if spec.adds:
                             result[i, j] = T.cast(values[0], spec.out_dtype)
                         else:
@@ -186,7 +186,7 @@ def split_matmul(config: Config, spec: Spec) -> Any:
             products = multiply(config, spec, a, bs, bz % batch, by * bm, bx * bn, split * steps_each, last)
             for number, product in enumerate(products):
                 for i, j in T.Parallel(bm, bn):
-                    parts[split, number, bz % batch, by * bm + i, bx * bn + j] = at(config, product, i, j)
+                    parts[split, number, bz % batch, by * bm + i, bx * bn + j] = product[place_of(config, i, j)]
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
             sums = [sum_of_parts(parts, (number, bz, row), bx * bn, bn) for number, _ in enumerate(b_types)]
             for j in T.Parallel(bn):

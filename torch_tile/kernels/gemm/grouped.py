@@ -17,7 +17,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, dense_last, entry_function, machine_of, typical, vector_of
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.args import GroupedGemmArgs
-from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
+from torch_tile.kernels.gemm.gemm import aux_views, matrix, multiply, place_of, tile_of
 from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, buffers_of, config_for, panels_of
 from torch_tile.kernels.library_jit import library_jit
@@ -135,7 +135,7 @@ def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) 
 @T.macro
 def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
     """Apply the epilogue to the element of row i of a tile and column j of its products."""
-    values = [at(config, p, i, j) for p in products]
+    values = [p[place_of(config, i, j)] for p in products]
     return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col, given.table[tile, GROUP])
 
 

@@ -16,7 +16,6 @@ import torch_tile.language as T
 from torch_tile.kernels.common import Machine, compute_dtype, entry_function, machine_of, typical
 from torch_tile.kernels.gemm.args import GroupedDequantGemmArgs
 from torch_tile.kernels.gemm.dequant import (
-    config_for,
     multiply,
     prepare,
     spans_of,
@@ -24,6 +23,7 @@ from torch_tile.kernels.gemm.dequant import (
     widened_matrices,
     with_copied_factors,
 )
+from torch_tile.kernels.gemm.dequant_rules import config_for
 from torch_tile.kernels.gemm.grouped import average, by_groups, finished, groups_of
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
 from torch_tile.kernels.gemm.tiling import Config

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def grouped_scaled_matmul(config: Config, spec: Spec) -> Any:
             if config.panel:
                 T.use_swizzle(config.panel)
             buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
-            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            pieces = spec.columns(config, bx, T.ceildiv(n, bn))
             tile_of_group(config, spec, a, operands, offsets, table, buffers, out, tile, pieces)
 
     return grouped_scaled_gemm
@@ -115,7 +116,7 @@ def grouped_scaled_gemm(
     if not out.numel():
         return True
     machine = machine_of(a)
-    spec, problem, tensors = prepare(args.dense, machine, out)
+    spec, problem, tensors = prepare(args.dense, machine, out, partial(as_one_product, groups))
     config = config or tiling_for(problem, groups, machine)
     table = offsets.new_empty((most_tiles(out.shape[0], groups, config.block_m), FIELDS))
     machine.kernel(grouped_scaled_matmul)(config, spec)(*tensors, offsets.contiguous(), table, out)
@@ -128,6 +129,15 @@ PANEL = 8  # tiles below each other that run together
 LOW, WIDE, HIGH = Config(64, 192, GROUP, 128, 5), Config(128, 192, GROUP, 256, 4), Config(192, 128, GROUP, 384, 4)
 WIDER = 1.04  # time of a step of WIDE by one of HIGH, which has as many elements
 FEW_ROWS = 96  # of a group, up to which reading its matrix takes longer than multiplying
+
+
+def as_one_product(groups: int, problem: Problem) -> Problem:
+    """Return a product of the groups' average number of rows, with columns of all groups.
+
+    It has more rows than LOW, as times are known for such products only.
+    """
+    groups, rows = average(groups, problem.m)
+    return replace(problem, m=max(rows, LOW.block_m + 1), n=groups * problem.n)
 
 
 def tiling_for(problem: Problem, groups: int, machine: Machine) -> Config:

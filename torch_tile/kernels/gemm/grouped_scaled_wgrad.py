@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,21 +159,25 @@ def k_grouped_scaled_gemm(
     scale_a = args.scale_a[0] if args.scale_a.shape[2] > 1 else args.scale_a
     scale_b = args.scale_b[0] if args.scale_b.shape[1] > 1 else args.scale_b
     dense = ScaledGemmArgs(args.a, args.b, scale_a, scale_b, [], "", "", args.dtype)
-    product, problem, tensors = scaled.prepare(dense, machine, out)
+    groups = args.offsets.shape[0]
+    product, problem, tensors = scaled.prepare(dense, machine, out, partial(as_one_product, groups))
     own = args.scale_a.shape[0] > 1, args.scale_b.shape[0] > 1
-    config = config or tiling_for(problem, product, args.offsets.shape[0], machine)
+    config = config or tiling_for(problem, product, groups, machine)
     kernel = machine.kernel(k_grouped_scaled_matmul)(config, Spec(product, own))
     kernel(*tensors, args.offsets.contiguous(), out)
     return True
 
 
+def as_one_product(groups: int, problem: Problem) -> Problem:
+    """Return a product of the groups' average number of columns of a, with tiles of all groups."""
+    groups, columns = average(groups, problem.k)
+    return replace(problem, k=columns, n=groups * problem.n)
+
+
 def tiling_for(problem: Problem, spec: scaled.Spec, groups: int, machine: Machine) -> Config:
     """Choose the tiling for the groups' average number of columns, with tiles of all groups."""
-    problem = typical(problem)
-    groups, columns = average(groups, problem.k)
-    config = replace(
-        config_for(replace(problem, k=columns, n=groups * problem.n), machine), blocks=0, panel=0, splits=1
-    )
+    one = as_one_product(groups, typical(problem))
+    config = replace(config_for(one, machine), blocks=0, panel=0)
     if not machine.is_gpu:
         return config
     bulk = machine.target.has_wgmma and problem.aligned

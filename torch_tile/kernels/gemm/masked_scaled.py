@@ -8,6 +8,7 @@ count are not multiplied. Tiles are summed as scaled.py sums its tiles. Assumes 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch_tile.language as T
 from torch_tile.kernels.common import entry_function, machine_of
 from torch_tile.kernels.gemm import grouped_scaled
 from torch_tile.kernels.gemm.args import GroupedScaledGemmArgs, MaskedScaledGemmArgs, flattened
-from torch_tile.kernels.gemm.grouped_scaled import tiling_for
+from torch_tile.kernels.gemm.grouped_scaled import as_one_product, tiling_for
 from torch_tile.kernels.gemm.scaled import GROUP, Spec, fetch_whole_scales, finish, multiply, prepare
 from torch_tile.kernels.gemm.tiling import Config
 from torch_tile.kernels.library_jit import library_jit
@@ -50,7 +51,7 @@ def masked_scaled_matmul(config: Config, spec: Spec) -> Any:
             count = T.min(counts[group], height)
             steps = T.if_then_else(by * bm < count, T.ceildiv(k, GROUP), 0)
             first = group * height + by * bm
-            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            pieces = spec.columns(config, bx, T.ceildiv(n, bn))
             ends = fetch_whole_scales(config, spec, operands, first, pieces, (group,))
             product = multiply(config, spec, a, operands, first, pieces, steps, (group,))
             ends.share()
@@ -81,7 +82,7 @@ def masked_scaled_gemm(
     if not out.numel():
         return True
     machine = machine_of(a)
-    spec, problem, tensors = prepare(flattened(args), machine, out)
+    spec, problem, tensors = prepare(flattened(args), machine, out, partial(as_one_product, a.shape[0]))
     config = config or replace(tiling_for(replace(problem, staged=False), a.shape[0], machine), panel=0)
     machine.kernel(masked_scaled_matmul)(config, spec)(*tensors, args.counts.contiguous(), out)
     return True

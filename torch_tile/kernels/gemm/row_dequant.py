@@ -24,15 +24,15 @@ from torch_tile.kernels.gemm.fields_in_place import (
     COLUMNS,
     FIELDS,
     Order,
+    dequantize_field,
     excess,
-    float_of,
+    float_of_exponent_bits,
     has_whole_groups,
     lifting_exponent,
     lowering_power,
     order_of,
+    subtracts_offset,
     table_of,
-    takes_off,
-    weight_in_place,
 )
 from torch_tile.kernels.gemm.formats import TABLE
 from torch_tile.kernels.gemm.packed import Problem, Spec, finish
@@ -97,7 +97,7 @@ def hold(
     for i, g, s in T.Parallel(count, groups // slices, slices):
         own = i * groups + g * slices + s
         exponent = lifting_exponent(most[own])
-        power[own] = float_of(exponent)
+        power[own] = float_of_exponent_bits(exponent)
         powers[first + g, i * slices + s] = lowering_power(order, exponent)
         if squares is not None:
             squares[first + g, i * slices + s] = of_group[own]
@@ -195,7 +195,7 @@ def add_step(
             for r, c in T.Parallel(*weights.shape):
                 word, place, half = order.field(c)
                 lane = r % 8 * 4 + c % 8 // 2
-                weights[r, c] = weight_in_place(spec, words[r, word], place, half, table, lane)
+                weights[r, c] = dequantize_field(spec, words[r, word], place, half, table, lane)
             matrix.fetch(number, *following)
             total = T.alloc_fragment(product.shape, "float32")
             T.gemm(weights, columns, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
@@ -257,7 +257,7 @@ def row_dequant_matmul(config: Config, spec: Spec, held: int) -> Any:
             T.annotate_layout({ordered: T.make_linear_layout(ordered)})
             powers, less, squares = (
                 T.alloc_shared((held // slices, columns), "float32") if x else None
-                for x in (True, takes_off(spec), norm)
+                for x in (True, subtracts_offset(spec), norm)
             )
             shape = config.block_m, min(held, part_of(config)), slices
             factor = -1.0 if storage.zero else -excess(spec)
@@ -335,7 +335,7 @@ def lanes_of(width: int) -> int:
 
 
 def least_part(config: Config) -> int:
-    """Return the fewest groups of a row of which all threads of a block have as many numbers."""
+    """Return the fewest groups of a row that split evenly among the threads of a block."""
     return max(config.splits, -(-config.threads // (lanes_of(config.block_k) * config.block_m)))
 
 
@@ -441,7 +441,7 @@ def blocks_fit(config: Config, spec: Spec, groups: int, machine: Machine) -> boo
 
 def footprint(config: Config, spec: Spec, held: int, bulk: bool = False) -> Footprint:
     """Compute the shared memory of the groups of the rows, and of their powers, sums and squares."""
-    factors = 1 + takes_off(spec) + bool(spec.norm)
+    factors = 1 + subtracts_offset(spec) + bool(spec.norm)
     columns, rounds = columns_of(config), held // config.splits
     lines = Tile(rounds * config.block_k // COLUMNS, columns * COLUMNS + PADDING, 16)
     table = (Tile(1, TABLE, 16),) if spec.storage.coded else ()

@@ -10,14 +10,16 @@ Assumes that `ops` checked shapes and dtypes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.common import (
+    KEPT_CHOICES,
     Machine,
     compute_dtype,
     dense_last,
@@ -26,6 +28,7 @@ from torch_tile.kernels.common import (
     is_unit,
     machine_of,
     power_of_two,
+    round_up,
     strided,
     typical,
     vector_of,
@@ -34,15 +37,15 @@ from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.footprint import Footprint, Part, Tile, most_stages
 from torch_tile.kernels.gemm import gemm, int8_rows, spec as gemm_spec
 from torch_tile.kernels.gemm.args import ScaledGemmArgs
-from torch_tile.kernels.gemm.gemm import tile_of
+from torch_tile.kernels.gemm.gemm import place_of, tile_of
+from torch_tile.kernels.gemm.padded_rows import START as BULK_START, in_padded_rows
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Panel, buffers_of, panels_of, powers_within
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.measured_rules import verdict
 
 LAST = 2**31 - 1  # index of a row or column, which int32 holds
 FEW_SCALES = 8  # of the columns of a tile: each thread loads them all
-# Bulk copies of float32 begin at multiples of 4 numbers in memory, and of 32 in shared memory.
-BULK_START, BULK_TILE = 4, 32
+BULK_TILE = 32  # numbers of float32 at a multiple of which bulk copies begin in shared memory
 GROUP = 128  # columns of a that share a scale, rows of a block of scales, and the step of the kernels
 
 
@@ -89,16 +92,26 @@ class Scale:
     along: bool = False
 
     @staticmethod
-    def of(scale: torch.Tensor, rows: int, columns: int, bulk: bool = False) -> tuple[Scale, torch.Tensor]:
-        """Describe scales of `rows x columns` numbers, and return them in memory order. `bulk`: for bulk copies."""
+    def of(scale: torch.Tensor, rows: int, columns: int, bulk: bool = False) -> Scale:
+        """Describe scales of `rows x columns` numbers. `bulk`: for bulk copies, which need rows of whole 16 bytes."""
         transposed = is_unit(scale.mT) and not is_unit(scale)
         shared = 0 if scale.shape[-2] == 1 else 1 if scale.shape[-2] == rows else GROUP
         grouped = columns > GROUP and scale.shape[-1] > 1
-        scale = scale.mT if transposed else dense_last(scale)
-        able = bulk and grouped and vector_of((scale,), (scale.shape[-1],)) > 1
+        lines = scale.mT if transposed else scale
+        able = bulk and grouped and is_unit(lines) and vector_of((lines,), ()) > 1
         bulk = able and transposed and shared == 1
         along = able and not transposed
-        return Scale(shared, grouped, transposed, bulk, along), scale
+        return Scale(shared, grouped, transposed, bulk, along)
+
+    @property
+    def wanted(self) -> Scale:
+        """Return how bulk copies want these scales to lie: rows with scales of their own along memory, else runs."""
+        own = self.shared == 1
+        return replace(self, transposed=own, bulk=own, along=not own) if self.grouped else self
+
+    def in_order(self, scale: torch.Tensor) -> torch.Tensor:
+        """Return scales with the dimension last that this says is dense."""
+        return scale.mT if self.transposed else scale
 
     def place(self, row: Any, group: Any) -> tuple[Any, Any]:
         """Return the indices of the scale of a row and a group."""
@@ -118,7 +131,8 @@ class Scale:
         """
         if self.runs(rows):
             return BULK_TILE
-        return rows // self.each(rows) + (BULK_TILE if self.bulk and anywhere else 0)
+        count = rows // self.each(rows)
+        return round_up(count, BULK_TILE) + (BULK_TILE if anywhere else 0) if self.bulk else count
 
     def runs(self, rows: int) -> bool:
         """Return whether a bulk copy brings a tile's only scale, with those of neighbouring runs."""
@@ -127,10 +141,7 @@ class Scale:
     def type(self, name: str, *matrices: Any) -> Any:
         """Return the parameter's type, with the sizes of dimensions in front."""
         vector = BULK_START if self.bulk or self.along else 1
-        sizes = (
-            dynamic(f"{name}_rows", vector if self.bulk else 1),
-            dynamic(f"{name}_groups", vector if self.along else 1),
-        )
+        sizes = T.dynamic(f"{name}_rows"), T.dynamic(f"{name}_groups")
         shape = (*matrices, *(sizes[::-1] if self.transposed else sizes))
         return strided(name, shape, torch.float32, multiple=vector)
 
@@ -148,7 +159,8 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Spec:
     """Compile-time facts of the kernel besides its `Config`: dtypes, the product's form, both operands' scales, and how
-    b's bytes hold fields of `bits`, from which `offset` is subtracted.
+    b's bytes hold fields of `bits`, from which `offset` is subtracted. Whether a kernel in front writes scales
+    (`copied`), for which products of one matrix wait.
     """
 
     product: gemm_spec.Spec
@@ -158,6 +170,7 @@ class Spec:
     bits: int = 8
     offset: int = 0
     pieces: int = 1  # elements in 16 bytes of the result, whose rows are runs of them
+    copied: bool = False
 
     @property
     def fields(self) -> int:
@@ -169,26 +182,28 @@ class Spec:
         """Return the dtype in which runs of 128 columns are summed."""
         return torch.float32 if self.operands[0].is_floating_point else torch.int32
 
-    def split(self, columns: int) -> list[Piece]:
-        """Split a tile of so many columns where it would cross a border between blocks of scales of b.
+    def split(self, config: Config) -> list[Piece]:
+        """Split a tile's columns where it would cross a border between blocks of scales of b.
 
-        The widths of pieces are powers of two that divide a block. So each piece has one scale in a step. No element
-        asks on which side of a border it is.
+        A tile that is made as its transpose has one piece: its warpgroups hold 64 columns each, of one scale. The
+        widths of pieces are powers of two that divide a block. So each piece has one scale in a step. No element asks
+        on which side of a border it is.
         """
-        kind = self.scales[1]
-        if not kind.grouped or kind.each(columns) == columns or kind.shared == 1:
+        kind, columns = self.scales[1], config.block_n
+        whole = config.transposed or not kind.grouped or kind.shared == 1
+        if whole or kind.each(columns) == columns:
             return [Piece(0, columns)]
         return [Piece(*each) for each in powers_within(columns, GROUP)]
 
-    def columns(self, columns: int, tile: Any, tiles: Any) -> list[Piece]:
+    def columns(self, config: Config, tile: Any, tiles: Any) -> list[Piece]:
         """Return the pieces of one of `tiles` tiles. The first pieces of all tiles are neighbours, and so on.
 
         So pieces of a width begin at multiples of it, as a tile's pieces become narrower.
         """
-        return [Piece(start, width, tiles * start + tile * width) for start, width, _ in self.split(columns)]
+        return [Piece(start, width, tiles * start + tile * width) for start, width, _ in self.split(config)]
 
     def types(self, *matrices: Any) -> tuple[Any, Any, Any, list[Any]]:
-        """Return m, n and k of a problem, and the types of all operands. `matrices` b are there, or one."""
+        """Return m, n and k of a problem, and the types of all operands, with `matrices` of b or one."""
         vector = self.product.vector
         m, n, k = T.dynamic("m"), dynamic("n", self.pieces), dynamic("k", vector)
         a = strided("a", (m, k), self.stored[0], multiple=vector)
@@ -303,10 +318,10 @@ def fetch_whole_scales(
 ) -> Ends:
     """Begin to load the scales of a tile that do not change along K. A tile of several pieces has none of columns."""
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, operands[1:3]
-    of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), False)
-    return Ends(
-        of_a, None if kind_b.grouped else WholeScales(kind_b, scale_b, pieces[0].col, config.block_n, matrix, True)
-    )
+    transposed, col = config.transposed, pieces[0].col
+    of_a = None if kind_a.grouped else WholeScales(kind_a, scale_a, row, config.block_m, (), transposed)
+    of_b = None if kind_b.grouped else WholeScales(kind_b, scale_b, col, config.block_n, matrix, not transposed)
+    return Ends(of_a, of_b)
 
 
 @T.macro
@@ -331,14 +346,16 @@ def multiply(
     a_tile, b_tile = (T.alloc_shared((rows, GROUP), dtype) for rows, dtype in zip((bm, bn), spec.operands, strict=True))
     packed = GROUP // spec.fields
     words = T.alloc_shared((bn, packed), spec.stored[1]) if spec.fields > 1 else b_tile
-    product = T.alloc_fragment((bm, bn), "float32")
+    product = T.alloc_fragment(place_of(config, bm, bn), "float32")
     T.clear(product)
-    part = T.alloc_fragment((bm, bn), spec.sums)
+    part = T.alloc_fragment(place_of(config, bm, bn), spec.sums)
     (kind_a, kind_b), (scale_a, scale_b) = spec.scales, scales
+    transposed = config.transposed
     of_b = [
-        GroupScales(kind_b, scale_b, piece.col, piece.width, matrix, True, False) for piece in pieces if kind_b.grouped
+        GroupScales(kind_b, scale_b, piece.col, piece.width, matrix, not transposed, False)
+        for piece in (pieces if kind_b.grouped else ())
     ]
-    of_a = [GroupScales(kind_a, scale_a, row, bm, (), False, bool(matrix), of_b)] if kind_a.grouped else []
+    of_a = [GroupScales(kind_a, scale_a, row, bm, (), transposed, bool(matrix), of_b)] if kind_a.grouped else []
     joined = any(each.others for each in of_a)
     first = start // GROUP
     for each in (*of_a, *of_b):
@@ -355,15 +372,16 @@ def multiply(
                 b_tile[j, c] = T.cast(field(spec, words[j, c // spec.fields], c % spec.fields), spec.operands[1])
         for each in of_a if joined else (*of_a, *of_b):
             each.advance(first + step)
-        T.gemm(a_tile, b_tile, part, transpose_B=True, clear_accum=True)
+        T.gemm(*((b_tile, a_tile) if transposed else (a_tile, b_tile)), part, transpose_B=True, clear_accum=True)
         for number, piece in enumerate(pieces):
             own = [] if joined else of_b[number : number + 1]
             for i, j in T.Parallel(bm, piece.width):
-                value = T.cast(part[i, piece.start + j], "float32")
+                at = place_of(config, i, piece.start + j)
+                value = T.cast(part[at], "float32")
                 factors = [*(each.of(i, number) for each in of_a), *(each.of(j) for each in own)]
                 if factors:  # the product of both is the same for many elements of a thread
                     value = value * math.prod(factors[1:], start=factors[0])
-                product[i, piece.start + j] += value
+                product[at] += value
     return product
 
 
@@ -413,8 +431,8 @@ def leave(
             col = piece.col + (start - piece.start)
             result = T.alloc_fragment((rows, width), spec.product.out_dtype)
             for i, j in T.Parallel(rows, width):
-                place = i, start + j
-                result[i, j] = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
+                at = place_of(config, i, start + j)
+                result[i, j] = finish(spec, product[at], ends, i, start + j, operands, row + i, col + j, matrix)
             T.copy(result, buffers[number])
             if end is None:
                 T.copy(buffers[number], out[row, col])
@@ -426,14 +444,14 @@ def leave(
         for start, width, col in pieces:
             for i, j in T.Parallel(rows, width):
                 if end is None or row + i < end:
-                    place = i, start + j
-                    value = finish(spec, product[place], ends, *place, operands, row + i, col + j, matrix)
+                    at = place_of(config, i, start + j)
+                    value = finish(spec, product[at], ends, i, start + j, operands, row + i, col + j, matrix)
                     out[row + i, col + j] = value
 
 
 def panels_of_pieces(config: Config, spec: Spec) -> list[Panel]:
     """Split the pieces of a tile into panels for staged stores."""
-    pieces = [(piece.start, piece.width) for piece in spec.split(config.block_n)]
+    pieces = [(piece.start, piece.width) for piece in spec.split(config)]
     return panels_of(config, spec.product.out_dtype.itemsize, pieces)
 
 
@@ -452,10 +470,12 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
     @T.prim_func
     def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=config.threads) as (bx, by):
+            if spec.copied:
+                T.pdl_sync()
             if config.panel:
                 T.use_swizzle(config.panel)
             buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
-            pieces = spec.columns(bn, bx, T.ceildiv(n, bn))
+            pieces = spec.columns(config, bx, T.ceildiv(n, bn))
             ends = fetch_whole_scales(config, spec, operands, by * bm, pieces)
             product = multiply(config, spec, a, operands, by * bm, pieces, T.ceildiv(k, GROUP))
             leave(config, spec, product, ends, operands, buffers, out, by * bm, pieces)
@@ -465,23 +485,21 @@ def scaled_matmul(config: Config, spec: Spec) -> Any:
 
 @library_jit
 def persistent_scaled_matmul(config: Config, spec: Spec) -> Any:
-    """Build the persistent kernel: `config.blocks` blocks take tile after tile.
-
-    Blocks of a cluster (`config.splits`) take tiles below each other, and load the tile of b that they share once.
-    """
-    bm, bn, shared = config.block_m, config.block_n, config.splits
+    """Build the persistent kernel: `config.blocks` blocks take tile after tile."""
+    bm, bn, blocks = config.block_m, config.block_n, config.blocks
     m, n, k, types = spec.types()
 
     @T.prim_func
     def scaled_gemm(a: types[0], *operands: types[1:], out: T.Tensor((m, n), spec.product.out_dtype)):
-        clusters = config.blocks // shared
-        with T.Kernel(clusters, shared, threads=config.threads, cluster_dims=(1, shared)) as (cluster, rank):
-            rows, columns = T.ceildiv(m, bm * shared), T.ceildiv(n, bn)
+        with T.Kernel(blocks, threads=config.threads) as block:
+            if spec.copied:
+                T.pdl_sync()
+            rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
             buffers = staging_of(config, panels_of_pieces(config, spec), spec.product.out_dtype)
-            for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - cluster, clusters)):
-                _, by, bx = tile_of(cluster + iteration * clusters, rows, columns, config.panel)
-                row = (T.min(by, LAST // bm // shared) * shared + rank) * bm
-                pieces = spec.columns(bn, T.min(bx, LAST // bn), columns)
+            for iteration in T.serial(T.ceildiv(T.min(rows * columns, MOST_TILES) - block, blocks)):
+                _, by, bx = tile_of(block + iteration * blocks, rows, columns, config.panel)
+                row = T.min(by, LAST // bm) * bm
+                pieces = spec.columns(config, T.min(bx, LAST // bn), columns)
                 ends = fetch_whole_scales(config, spec, operands, row, pieces)
                 product = multiply(config, spec, a, operands, row, pieces, T.ceildiv(k, GROUP))
                 leave(config, spec, product, ends, operands, buffers, out, row, pieces)
@@ -503,7 +521,7 @@ def scaled_gemm(args: ScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: C
     if config is None and int8_rows.fits(spec, problem.k, machine):
         config = int8_rows.config_for(problem.m, problem.n, problem.k, spec, machine)
     config = config or with_more_stages(config_for(problem, machine), spec, problem, machine)
-    if config.transposed:
+    if config.transposed and spec.bits < 8:
         int8_rows.run(spec, tensors, out, config, machine)
     else:
         machine.kernel(persistent_scaled_matmul if config.blocks else scaled_matmul)(config, spec)(*tensors, out)
@@ -511,26 +529,41 @@ def scaled_gemm(args: ScaledGemmArgs[torch.Tensor], out: torch.Tensor, config: C
 
 
 def prepare(
-    args: ScaledGemmArgs[torch.Tensor], machine: Machine, out: torch.Tensor
+    args: ScaledGemmArgs[torch.Tensor],
+    machine: Machine,
+    out: torch.Tensor,
+    share: Callable[[Problem], Problem] = lambda problem: problem,
 ) -> tuple[Spec, Problem, list[torch.Tensor]]:
     """Describe a product for the compiler and for tilings, and return its operands as kernels take them.
 
-    b and its scales may have a dimension of matrices in front.
+    b and its scales may have a dimension of matrices in front. `share` turns a problem of groups, of known sizes, into
+    one product that takes as long. By that scales are copied for bulk copies, or left to threads where they lie.
     """
     (m, k), n = args.a.shape, args.b.shape[-1]
     a, b = dense_last(args.a), dense_last(args.b.mT)
     views, specs = gemm_spec.parameters(args.aux, args.kinds, pieces=machine.is_gpu)
     vector = vector_of((a, b), (k, b.shape[-1])) if machine.is_gpu else 1
     bulk = vector > 1 and machine.target.has_wgmma
-    kind_a, scale_a = Scale.of(args.scale_a.to(torch.float32), m, k, bulk)
-    kind_b, scale_b = Scale.of(args.scale_b.to(torch.float32).mT, n, k, bulk)
+    scales = args.scale_a.to(torch.float32), args.scale_b.to(torch.float32).mT
+    kind_a, kind_b = (Scale.of(scale, rows, k, bulk) for scale, rows in zip(scales, (m, n), strict=True))
     product = gemm_spec.Spec(a.dtype, args.dtype, False, (True,), specs, args.epilogue, vector)
     operands = operand_of(a.dtype, machine), operand_of(b.dtype if args.bits == 8 else torch.int8, machine)
     pieces = vector_of((out,), (n,)) if machine.is_gpu else 1
-    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces)
     runs, blocks = kind_a.grouped or kind_b.grouped, kind_b.grouped and kind_b.shared != 1
-    problem = Problem(operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs, blocks)
-    return spec, problem, [a, b, scale_a, scale_b, *views]
+    able = [kind == kind.wanted for kind in (kind_a, kind_b)]
+    fetched = any(not fits and kind.shared == 1 for kind, fits in zip((kind_a, kind_b), able, strict=True))
+    problem = Problem(
+        operands[0], m, n, k, vector > 1, args.bits, pieces > 1, runs, blocks, bulk=all(able), fetched=fetched
+    )
+    copied = bulk and not all(able) and copies_pay(share(typical(problem)), machine)
+    if copied:
+        kind_a, kind_b, problem = kind_a.wanted, kind_b.wanted, replace(problem, bulk=True, fetched=False)
+    lines = [kind.in_order(scale) for kind, scale in zip((kind_a, kind_b), scales, strict=True)]
+    if copied:
+        moved = iter(in_padded_rows([x for x, fits in zip(lines, able, strict=True) if not fits], machine))
+        lines = [x if fits else next(moved) for x, fits in zip(lines, able, strict=True)]
+    spec = Spec(product, (a.dtype, b.dtype), operands, (kind_a, kind_b), args.bits, args.offset, pieces, copied)
+    return spec, problem, [a, b, *map(dense_last, lines), *views]
 
 
 def operand_of(dtype: torch.dtype, machine: Machine) -> torch.dtype:
@@ -550,7 +583,8 @@ class Problem:
     """One product: dtype of the operands in tiles, sizes, and the bits of b's numbers.
 
     Whether rows of the operands are runs of whole 16 bytes (`aligned`), and rows of the result (`staged`). Whether runs
-    of 128 columns of a have scales of their own (`runs`). Whether 128 columns of the result share them (`blocks`).
+    of 128 columns of a have scales of their own (`runs`). Whether 128 columns of the result share them (`blocks`), and
+    bulk copies bring all scales of runs (`bulk`); or each thread loads scales of its rows or columns (`fetched`).
     """
 
     operand: torch.dtype
@@ -562,119 +596,179 @@ class Problem:
     staged: bool = False
     runs: bool = True
     blocks: bool = True
+    bulk: bool = True
+    fetched: bool = False
 
 
-# Tiles of which each was timed, with and without scales of runs.
-TIMED = (
-    Config(128, 128, GROUP, 256, 4),
-    Config(192, 128, GROUP, 384, 4),
-    Config(128, 136, GROUP, 256, 4),
-    Config(128, 144, GROUP, 256, 4),
-    Config(128, 160, GROUP, 256, 4),
-    Config(128, 176, GROUP, 256, 4),
-    Config(128, 192, GROUP, 256, 4),
-    Config(192, 96, GROUP, 384, 4),
-    Config(128, 96, GROUP, 256, 6),
-    Config(128, 72, GROUP, 256, 8),
-    Config(64, 144, GROUP, 128, 6),
-    Config(64, 128, GROUP, 128, 6),
-    Config(64, 64, GROUP, 128, 8),
-)
-ONE_PIECE = ((128, 128), (192, 128), (128, 96), (64, 128), (64, 64))  # of them, those timed with scales of columns
-MOST_STAGES = 8  # of tiles that are alone on their multiprocessors
-PERSISTENT_STAGES = 5  # of tiles of persistent blocks, if runs have scales: 4 % faster than 4 at 4096^3 on an H200
-PAIRED = Config(64, 128, GROUP, 128, 8, splits=2)  # two tiles below each other, which share tiles of b
-LEAST_STAYING = 128 * 128  # elements of a tile that persistent blocks take; those of 192 rows only for one panel
-PIECES = 0.2  # microseconds that a tile of several pieces takes beside its steps
-EDGE = 1.5  # microseconds in which a block starts its first copies and stores its tile
+def _tiles_to_time() -> Iterator[Config]:
+    """Yield tiles of 64, 128 and 192 rows, and some of 64 columns that are made as their transposes."""
+    yield Config(64, 64, GROUP, 128, 4)
+    for columns in range(64, 193, 8):
+        yield Config(128, columns, GROUP, 256, 4)
+    for columns in (112, 128, 144):
+        yield Config(192, columns, GROUP, 384, 4)
+    for rows in range(72, 129, 8):
+        yield Config(rows, 64, GROUP, 128, 4, transposed=True)
+
+
+TILES = tuple(_tiles_to_time())
+ONE_PIECE = ((128, 128), (192, 128), (128, 96), (64, 64))  # of them, those timed with scales of columns
+
+
+class Costs(NamedTuple):
+    """What a tile costs, in microseconds of a multiprocessor.
+
+    copied: 1024 bytes of both operands in a step. multiplied: 1024 elements in a step; single: the same, if sums have
+    no second accumulator. piece: each piece of a step but the first. stored: 1024 elements that leave. started: a block
+    for one more tile. far: the factor of a step of two warpgroups whose operands exceed the second-level cache.
+    """
+
+    copied: float
+    multiplied: float
+    single: float
+    piece: float
+    stored: float
+    started: float
+    far: float
+
+
+COPY = 2.0  # microseconds of a copy of scales in front of a product, as predicted
+FETCHED = 1.15  # factor of a step in which each thread loads scales (h200_float8_steps_2026-11-30.txt)
+TWICE = 72  # most sums of a thread that get a second accumulator, in one or two warpgroups
+MOST_STAGES = 12  # of tiles that are alone on their multiprocessors
+FEW_ROWS_STAGES = 8  # of those of up to 64 rows
+PERSISTENT_STAGES = {True: 5, False: 6}  # most of persistent blocks, with scales of runs and without
+LEAST_PERSISTENT = 128 * 128  # elements of a tile that persistent blocks take
+PANEL = 8  # tiles below each other that run together
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
     """Choose the tiling of a problem on a machine, in steps of 128 columns."""
-    problem = typical(problem)
+    return _config_for(typical(problem), machine)
+
+
+@lru_cache(KEPT_CHOICES)
+def _config_for(problem: Problem, machine: Machine) -> Config:
+    """Choose the tiling of a problem of known sizes."""
     if not machine.is_gpu:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, GROUP, stages=0)
     if problem.operand.itemsize > 1:  # widened between memory and tiles, by copies that no stage can hold
         return Config(64, 64 if problem.n <= 64 else 128, GROUP, 128, 1)
     hopper = machine.target.has_wgmma
     best = min(_candidates(problem, machine), key=lambda config: _relative_time(config, problem, machine))
-    if _runs_as_pairs(best, problem, machine):
-        return replace(PAIRED, staged=True, blocks=machine.num_sms // 2 * 2)
     alone, tile = _tiles(best, problem) <= machine.num_sms, (best.block_m, best.block_n)
-    whole, high = hopper and problem.bits == 8 and problem.aligned, problem.m > 8 * best.block_m
-    stays = whole and problem.staged and not alone and math.prod(tile) >= LEAST_STAYING
-    stays = stays and (best.block_m == 128 or not high)
+    whole = hopper and problem.bits == 8 and problem.aligned
+    persistent = whole and problem.staged and not alone and _is_persistent(best, problem)
+    high = problem.m > PANEL * best.block_m
     if whole and alone and tile == (64, 64):  # no second block needs the room
-        best = replace(best, stages=MOST_STAGES)
-    panel, blocks = 8 if stays or high else 0, machine.num_sms if stays else 0
+        best = replace(best, stages=FEW_ROWS_STAGES)
+    panel, blocks = PANEL if persistent or high else 0, machine.num_sms if persistent else 0
     return replace(best, panel=panel, staged=hopper and problem.staged, blocks=blocks)
+
+
+def copies_pay(problem: Problem, machine: Machine) -> bool:
+    """Return whether bulk copies of scales save more time than it takes to copy the scales for them first.
+
+    Products whose tiles were not measured keep their loads by threads.
+    """
+    return _copies_pay(typical(problem), machine)
+
+
+@lru_cache(KEPT_CHOICES)
+def _copies_pay(problem: Problem, machine: Machine) -> bool:
+    """Compare the least times of a problem of known sizes."""
+    if not _is_timed(problem, machine):
+        return False
+
+    def least(problem: Problem) -> float:
+        """Return the time of the fastest tiling."""
+        return min(_relative_time(config, problem, machine)[0] for config in _candidates(problem, machine))
+
+    return least(replace(problem, bulk=True, fetched=False)) + COPY < least(problem)
 
 
 def with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
     """Give tiles that are alone on their multiprocessors as many stages as fit, as their copies have to begin early.
 
-    Those of persistent blocks get PERSISTENT_STAGES if these fit.
+    Those of persistent blocks get up to PERSISTENT_STAGES.
     """
-    problem = typical(problem)
+    return _with_more_stages(config, spec, typical(problem), machine)
+
+
+@lru_cache(KEPT_CHOICES)
+def _with_more_stages(config: Config, spec: Spec, problem: Problem, machine: Machine) -> Config:
+    """Give tiles of a problem of known sizes more stages."""
     alone = not config.blocks and _tiles(config, problem) <= machine.num_sms
-    stays = config.blocks and config.splits == 1 and problem.runs
-    if not (alone or stays) or not _is_timed(problem, machine):
+    if not (alone or config.blocks) or not _is_timed(problem, machine):
         return config
 
     def of(stages: int) -> Footprint:
         """Return the footprint with so many stages."""
         return footprint(replace(config, stages=stages), spec, True)
 
-    stages = most_stages(of, range(MOST_STAGES if alone else PERSISTENT_STAGES, config.stages, -1), machine.target)
+    most = MOST_STAGES if alone else PERSISTENT_STAGES[problem.runs]
+    stages = most_stages(of, range(most, config.stages, -1), machine.target)
     return replace(config, stages=stages or config.stages)
 
 
 def can_be_timed(problem: Problem, machine: Machine) -> bool:
-    """Return whether the tiles of `TIMED` were measured for operands like a problem's, of float8."""
+    """Return whether `TILES` were measured for operands like a problem's, of float8."""
     form = problem.operand.is_floating_point and problem.bits == 8 and problem.aligned and problem.staged
     return form and machine.target.has_wgmma
 
 
 def _is_timed(problem: Problem, machine: Machine) -> bool:
-    """Return whether the steps of `TIMED` were measured for such a problem: products of many rows of float8."""
+    """Return whether `TILES` were measured for such a problem: products of many rows of float8."""
     return problem.m > 64 and can_be_timed(problem, machine)
 
 
 def _candidates(problem: Problem, machine: Machine) -> Sequence[Config]:
-    """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU."""
+    """List the tilings from which `config_for` chooses by their time, for operands of 8 bits on a GPU.
+
+    Tiles of few elements have no persistent blocks, so they are for a single wave.
+    """
     if _is_timed(problem, machine):
-        return [c for c in TIMED if problem.blocks or not problem.runs or (c.block_m, c.block_n) in ONE_PIECE]
+        own = problem.runs and not problem.blocks
+        tiles = [c for c in TILES if (c.block_m, c.block_n) in ONE_PIECE or not own]
+        tiles = [c for c in tiles if problem.bulk or not c.transposed]
+        return [c for c in tiles if c.block_m * c.block_n >= LEAST_PERSISTENT or _tiles(c, problem) <= machine.num_sms]
     hopper = machine.target.has_wgmma
     least = 64 if hopper and problem.aligned else 32
     if problem.m <= least:
-        tiles = [(least, 128, 128), (least, 64, 128)]
+        tilings = [(least, 128, 128), (least, 64, 128)]
     elif hopper:
-        tiles = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
+        tilings = [(128, 128, 256), (64, 128, 128), (64, 64, 128)]
     else:  # fragments of operands leave fewer registers for sums
-        tiles = [(128, 64, 256), (64, 64, 128)]
-    return [Config(rows, columns, GROUP, threads, 4 if hopper else 2) for rows, columns, threads in tiles]
+        tilings = [(128, 64, 256), (64, 64, 128)]
+    return [Config(rows, columns, GROUP, threads, 4 if hopper else 2) for rows, columns, threads in tilings]
 
 
-def _relative_time(config: Config, problem: Problem, machine: Machine) -> float:
-    """Estimate the time of all waves, for comparison: by measured steps in microseconds, else by products and reads.
+def _relative_time(config: Config, problem: Problem, machine: Machine) -> tuple[float, int]:
+    """Estimate the time of all waves, for comparison: by measured costs, else by products and reads.
 
-    Persistent blocks start copies of the next tile while they store one, but for tiles of 192 rows.
+    Of equal times that of fewer tiles is less. Copies and products of a step run side by side.
     """
-    bm, bn = config.block_m, config.block_n
-    waves, steps = -(-_tiles(config, problem) // machine.num_sms), -(-problem.k // GROUP)
+    bm, bn, tiles = config.block_m, config.block_n, _tiles(config, problem)
+    waves, steps = -(-tiles // machine.num_sms), -(-problem.k // GROUP)
     if not _is_timed(problem, machine):
-        return waves * (bm * bn + 32 * (bm + bn))
-    step = verdict("scaled.step_time", machine.target, math.inf, rows=bm, columns=bn, runs=problem.runs)
-    pieces = PIECES * waves if problem.blocks and problem.runs and GROUP % bn else 0.0
-    return float(waves * steps * step + pieces + EDGE * (1 if bm == 128 and bn >= 128 else waves))
+        return waves * (bm * bn + 32 * (bm + bn)), tiles
+    costs = Costs(**verdict("scaled.costs", machine.target, None, runs=problem.runs, bulk=problem.bulk))
+    large = problem.m > PANEL * 128 and (problem.m + problem.n) * problem.k > machine.target.l2_bytes
+    far = large and config.threads <= 256
+    elements = bm * bn / 1024
+    single = bm * bn > TWICE * config.threads or config.threads > 256
+    pieces = len(powers_within(bn, GROUP)) if problem.runs and not config.transposed else 1
+    products = (costs.single if single else costs.multiplied) * elements + costs.piece * (pieces - 1)
+    step = max(costs.copied * (bm + bn) * GROUP / 1024, products)
+    step *= (costs.far if far else 1) * (FETCHED if problem.fetched else 1)
+    edges = costs.stored * elements + (0 if waves == 1 or _is_persistent(config, problem) else costs.started)
+    return round(waves * (steps * step + edges), 3), tiles
 
 
-def _runs_as_pairs(config: Config, problem: Problem, machine: Machine) -> bool:
-    """Return whether tiles run as `PAIRED`: they have its size, and all pairs run at once. A last pair may have one."""
-    pairs = -(-problem.m // (2 * PAIRED.block_m)) * -(-problem.n // PAIRED.block_n)
-    fits = problem.m > PAIRED.block_m and pairs <= machine.num_sms // 2
-    same = (config.block_m, config.block_n) == (PAIRED.block_m, PAIRED.block_n)
-    return fits and same and _is_timed(problem, machine)
+def _is_persistent(config: Config, problem: Problem) -> bool:
+    """Return whether blocks are persistent where tiles exceed a wave: those of 192 rows only within one panel."""
+    large = config.block_m * config.block_n >= LEAST_PERSISTENT
+    return large and (config.block_m == 128 or problem.m <= PANEL * config.block_m)
 
 
 def _tiles(config: Config, problem: Problem) -> int:
@@ -694,7 +788,7 @@ def footprint(config: Config, spec: Spec, bulk: bool, groups: bool = False) -> F
     if bits < 8:
         tiles.append(Tile(bn, GROUP, bits, config.stages, (Part.LOOP,)))
     tiles.append(Tile(bn, GROUP, of_b, config.stages if bits == 8 else 1, (Part.LOOP,)))
-    pieces = spec.split(bn)
+    pieces = spec.split(config)
     scales = [(spec.scales[0], bm, False), *((spec.scales[1], piece.width, True) for piece in pieces)]
     for kind, rows, across in scales:
         if kind.bulk or kind.runs(rows):

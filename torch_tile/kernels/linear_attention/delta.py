@@ -37,12 +37,12 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    add_to_state,
+    advance_state,
     begin_segment,
     begin_state,
     chunks_of,
     config_for,
-    join,
-    learn,
     load_decay_sums,
     load_rows,
     load_times,
@@ -52,7 +52,7 @@ from torch_tile.kernels.linear_attention.tiles import (
     store_inverse,
     store_rows,
     sum_decays,
-    teach,
+    values_to_add,
     weigh_times,
 )
 
@@ -319,7 +319,7 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 for m in T.Pipelined(segment, num_stages=1):
                     T.copy(own_states[bz, m, head, at : at + columns, 0:rows], own_tile)
                     T.copy(transitions[bz, m, head, 0:rows, 0:rows], transition)
-                    join(state, before, own_tile, transition)
+                    advance_state(state, before, own_tile, transition)
             for n in T.Pipelined(chunks, num_stages=config.stages):
                 first, count = place_of(s, None, begin + n)
                 T.copy(k[bz, first : first + size, group, 0:rows], k_tile)
@@ -336,13 +336,13 @@ def scan_outputs(config: Config, spec: Spec) -> Any:
                 T.gemm(before, q_tile, acc, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                learned = learn(s, v_tile, inverse, own, said)
+                added = values_to_add(s, v_tile, inverse, own, said)
                 for i, j in T.Parallel(columns, size):  # while the errors are found
                     acc[i, j] *= own[j] * scale
                 for i, j in T.Parallel(columns, size):
-                    errors[i, j] = T.cast(learned[i, j] if spec.delta else learned[j, i], spec.dtype)
+                    errors[i, j] = T.cast(added[i, j] if spec.delta else added[j, i], spec.dtype)
                 T.gemm(errors, weight_tile, acc, transpose_B=True)
-                teach(s, learned, factor, k_tile, state)
+                add_to_state(s, added, factor, k_tile, state)
                 for i, j in T.Parallel(columns, size):
                     results[j, i] = T.cast(acc[i, j], spec.dtype)
                 T.copy(results, out_tile)

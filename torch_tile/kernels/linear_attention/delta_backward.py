@@ -50,7 +50,7 @@ def scan_gradients(config: Config, spec: Spec) -> Any:
     """
     s, compute, size, rows, columns = Sizes(config, spec), spec.compute, config.chunk, config.keys, config.value_tile
     by_tiles = config.staged and not spec.packed  # a bulk copy cannot leave out rows of the next sequence
-    both = 2 * size if spec.delta else size  # rows that teach the state before: queries, and behind them keys
+    both = 2 * size if spec.delta else size  # rows of queries, and behind them of keys
     stages = config.stages if config.staged else 1  # more would not fit
     segments = config.segments
     firsts = s.segment_states() if spec.apart else s.state_of_sequences()

@@ -19,11 +19,11 @@ from torch_tile.kernels.linear_attention.tiles import (
     Config,
     Sizes,
     Spec,
+    add_to_state,
+    advance_state,
     begin_state,
-    join,
-    learn,
     place_of,
-    teach,
+    values_to_add,
     weigh_times,
 )
 
@@ -115,7 +115,7 @@ def scan_segments(config: Config, spec: Spec) -> Any:
                 keep = weigh_times(s, own, factor, count, own, factor)
                 for i, j in T.Parallel(columns, rows):
                     state[i, j] *= keep
-                teach(s, learn(s, v_tile, inverse, own, said), factor, k_tile, state)
+                add_to_state(s, values_to_add(s, v_tile, inverse, own, said), factor, k_tile, state)
             if bx < tiles:
                 T.copy(state, own_states[bz, segment, head, at : at + columns, 0:rows])
             else:
@@ -155,7 +155,7 @@ def join_segments(config: Config, spec: Spec) -> Any:
                 T.copy(transitions[bz, segment, head, 0:rows, 0:rows], transition)
                 T.copy(state, stored)
                 T.copy(stored, segment_states[bz, segment, head, at : at + columns, 0:rows])
-                join(state, before, own_tile, transition, reverse)
+                advance_state(state, before, own_tile, transition, reverse)
             T.copy(state, segment_states[bz, 0 if reverse else size - 1, head, at : at + columns, 0:rows])
 
     return delta_join_segments

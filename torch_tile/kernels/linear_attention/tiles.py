@@ -130,7 +130,7 @@ def config_for(dtype: torch.dtype, keys: int, machine: Machine, channels: bool =
 
 
 def scan_config_for(config: Config, machine: Machine, states: int, values: int, packed: bool) -> Config:
-    """Choose the tiles of the scan of states: the narrowest tiles of values of which all blocks still run at once.
+    """Choose the narrowest tiles of values for which all blocks of the state scan still run at once.
 
     A block goes through all chunks in turn. Narrow tiles shorten each turn, and more multiprocessors work. Wide tiles
     load keys less often; the widest are for two warpgroups. Measured for tilings that are `staged`; the others stay.
@@ -386,8 +386,11 @@ def weigh_times(s: Any, seen: Any, left: Any, count: Any, own: Any, factor: Any)
 
 
 @T.macro
-def learn(s: Any, v_tile: Any, inverse: Any, own: Any, said: Any) -> Any:
-    """Return what a chunk learns: errors `[V, C]`, or values `[C, V]`. said: the state's part, `[V, C]`."""
+def values_to_add(s: Any, v_tile: Any, inverse: Any, own: Any, said: Any) -> Any:
+    """Return the values that a chunk adds to the state: errors `[V, C]`, or given values `[C, V]`.
+
+    said: what the state holds for the chunk's keys, `[V, C]`.
+    """
     (size, columns), dtype, compute = v_tile.shape, s.spec.dtype, s.spec.compute
     values = T.alloc_fragment((size, columns), dtype)
     T.copy(v_tile, values)
@@ -401,19 +404,19 @@ def learn(s: Any, v_tile: Any, inverse: Any, own: Any, said: Any) -> Any:
 
 
 @T.macro
-def teach(s: Any, learned: Any, factor: Any, k_tile: Any, state: Any) -> None:
-    """Add what a chunk learns to the transposed state `[V, K]`, weighed by what each time leaves to it."""
+def add_to_state(s: Any, added: Any, factor: Any, k_tile: Any, state: Any) -> None:
+    """Add products of keys and values of a chunk to the transposed state `[V, K]`, each decayed to the chunk's end."""
     columns, size = state.shape[0], k_tile.shape[0]
     weighed = T.alloc_fragment((columns, size), s.spec.dtype)
     for i, j in T.Parallel(columns, size):
-        error = learned[i, j] if s.spec.delta else T.cast(learned[j, i], s.spec.compute)
+        error = added[i, j] if s.spec.delta else T.cast(added[j, i], s.spec.compute)
         weighed[i, j] = T.cast(error * factor[j], s.spec.dtype)
     T.gemm(weighed, k_tile, state)
 
 
 @T.macro
-def join(state: Any, before: Any, own: Any, transition: Any, reverse: bool = False) -> None:
-    """Turn the transposed state before a segment into the one behind it; in reverse, gradients of them.
+def advance_state(state: Any, before: Any, own: Any, transition: Any, reverse: bool = False) -> None:
+    """Advance the transposed state over a segment; in reverse, its gradient.
 
     before: a tile in the dtype of products. own, transition: what `scan_segments` found.
     """

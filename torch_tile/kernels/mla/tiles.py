@@ -42,7 +42,7 @@ class Positions:
         return T.logical_and(position >= 0, position < self.length)
 
     def place(self, cache: Any, position: Any) -> tuple[Any, Any]:
-        """Return the cache's indices of a position, some that exist for one that does not."""
+        """Return the cache indices of a position; valid ones for a position outside."""
         if not self.spec.paged:
             return self.owner, T.clamp(position, 0, cache.shape[1] - 1)
         table, page = self.table[0], self.spec.page

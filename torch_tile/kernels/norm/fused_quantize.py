@@ -45,13 +45,14 @@ def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: 
     x_type = strided("x", shape, spec.dtype, multiple=config.vector)
     aux_types = [o.type(f"x{i}", groups, m, n) for i, o in enumerate(spec.aux)]
     totals = [T.Tensor(shape, spec.dtype)] if spec.keep else []
+    scales_type = strided("scales", (groups, m, runs), torch.float32, unit=False)
 
     @T.prim_func
     def fused_norm_quantize(
         x: x_type,
         *operands: [*aux_types, *totals],
         out: T.Tensor(shape, out_dtype),
-        scales: T.Tensor((groups, m, runs), "float32"),
+        scales: scales_type,
         eps: compute,
     ):
         with T.Kernel(groups * T.ceildiv(m, rows), threads=config.threads) as bx:
@@ -102,7 +103,7 @@ def fused_norm_quantize_rows(config: Config, spec: FusedSpec, runs: int, group: 
 def _empty_results(args: FusedNormQuantizeArgs[torch.Tensor]) -> Results:
     """Allocate the values, their scales, and the sum in front of the norm, which is empty unless it is kept."""
     x = args.x
-    scales = x.new_empty((*x.shape[:-1], runs_of(x.shape[-1], args.group)), dtype=torch.float32)
+    scales = quantize.empty_scales(x, args.group)
     return x.new_empty(x.shape, dtype=args.out_dtype), scales, x.new_empty(x.shape if args.keep else 0)
 
 

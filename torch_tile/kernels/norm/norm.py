@@ -309,7 +309,7 @@ def layer_norm(args: LayerNormArgs[torch.Tensor], out: torch.Tensor, config: Con
 
 
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
-    """Choose the tiling for operands of which the first is `[m, n]`."""
+    """Choose the tiling for operands, the first of shape `[m, n]`."""
     n = operands[0].shape[-1]
     wide = operands[0].dtype == torch.float64
     return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine, wide)

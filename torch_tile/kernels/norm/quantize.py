@@ -2,7 +2,7 @@
 """Rounding of rows, or of runs of their columns, to float8 or int8 with a scale each.
 
 The rows may be `silu(x) * up`, computed on the way (SwiGLU, arXiv:2002.05202). Assumes that `ops` checked shapes and
-dtypes; takes tensors of any stride and returns fresh contiguous ones.
+dtypes; takes tensors of any stride and returns fresh ones. Values are contiguous; scales lie as `empty_scales` says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.emit import apply
 from torch_tile.kernels.epilogue.program import parse
+from torch_tile.kernels.gemm.padded_rows import START
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.norm.args import QuantizeFp8Args, SiluMulQuantizeArgs
 from torch_tile.kernels.norm.tiling import Config, config_for
@@ -38,11 +39,29 @@ def runs_of(columns: int, group: int) -> int:
     return -(-columns // group) if group else 1
 
 
+def empty_scales(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Allocate float32 scales `[..., K / group]`, rounded up, of rows `[..., K]` as products by runs want them.
+
+    The scales of all rows for one run lie side by side. They begin at a multiple of 16 bytes: so bulk copies can read
+    them. Scales of whole rows, and those of one row without further dimensions, are contiguous.
+    """
+    *leading, columns = x.shape
+    runs = runs_of(columns, group)
+    if not (group and leading):
+        return x.new_empty((*leading, runs), dtype=torch.float32)
+    strides, rows = [], 1
+    for size in reversed(leading):
+        strides.append(rows)
+        rows = rows * size
+    between = -(-rows // START) * START
+    return x.new_empty_strided((*leading, runs), (*reversed(strides), between), dtype=torch.float32)
+
+
 def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the values `x / scale` rounded to `dtype`, and the scales: the largest magnitude of each run of `group`
     columns (0: all) over the largest number of `dtype`.
 
-    x `[..., K]`. Returns `[..., K]` and float32 `[..., K / group]`, rounded up.
+    x `[..., K]`. Returns `[..., K]` and float32 `[..., K / group]`, rounded up, as `empty_scales` makes them.
     """
     wide, largest = x.to(compute_dtype(x.dtype)), LARGEST[dtype]
     runs = runs_of(x.shape[-1], group)
@@ -53,7 +72,7 @@ def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Te
     if dtype == torch.int8:
         values = values.round().nan_to_num(0.0)
     values = values.reshape(*x.shape[:-1], runs * width)[..., : x.shape[-1]]
-    return values.to(dtype).contiguous(), scales
+    return values.to(dtype).contiguous(), empty_scales(x, group).copy_(scales)
 
 
 def silu_mul_reference(
@@ -130,7 +149,7 @@ def _empty_results(
     """Allocate values and scales."""
     x = args[0]
     values = torch.empty_like(x, dtype=args.dtype, memory_format=torch.contiguous_format)
-    return values, x.new_empty((*x.shape[:-1], runs_of(x.shape[-1], args.group)), dtype=torch.float32)
+    return values, empty_scales(x, args.group)
 
 
 @entry_function(QuantizeFp8Args, reference, _empty_results)

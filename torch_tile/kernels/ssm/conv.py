@@ -94,7 +94,7 @@ def sums(args: CausalConv1dArgs[torch.Tensor]) -> torch.Tensor:
 
 
 def in_sequence(seq_idx: torch.Tensor | None, back: int) -> Any:
-    """Return whether the time `back` before each is of the same sequence, `[B, L, 1]`; 1 if there is but one."""
+    """Return whether each position and the one `back` earlier share a sequence, `[B, L, 1]`; 1 for one sequence."""
     if seq_idx is None:
         return 1
     earlier = torch.nn.functional.pad(seq_idx, (back, 0), value=-1)[:, : seq_idx.shape[1]]

@@ -94,7 +94,7 @@ def run_waits(kernel: Kernel, size: int | None = None, most: int = MOST_EVENTS) 
     if sum(len(warps) * len(events) for warps, events in listed) > MOST_STEPS:
         return None
     ends = [0, *accumulate(len(warps) for warps, _ in listed)]
-    for order in _orders([range(a, b) for a, b in pairwise(ends)]):
+    for order in _schedules([range(a, b) for a, b in pairwise(ends)]):
         lists = [(len(warps), events, [0]) for warps, events in listed]
         run = _Run([Runner(warp, events, seen) for count, events, seen in lists for warp in range(count)])
         if not run.to_the_end(order):
@@ -104,11 +104,11 @@ def run_waits(kernel: Kernel, size: int | None = None, most: int = MOST_EVENTS) 
     return run.outcome
 
 
-def _orders(lists: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Yield orders of runners: those of the first part that has some that can go on take a step together.
+def _schedules(lists: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Yield schedules: groups of runners by priority. The first group with a runner that can go on takes the next step.
 
-    `lists` are the runners with each list of events. In most orders one runner, or all with its list, go on only where
-    no other can.
+    `lists` are the runners with each list of events. Most schedules give one runner, or all with its list, the lowest
+    priority.
     """
     each = [[runner] for one in lists for runner in one]
     yield [[runner for one in lists for runner in one]]

@@ -188,7 +188,7 @@ def passing(conditions: Iterable[Expr], thread: Expr, count: int) -> tuple[int, 
 
 
 class Guard(NamedTuple):
-    """A condition around, and whether it holds there; None for one by which threads leave a loop.
+    """A condition around a statement, and its truth there; None for a condition that ends a loop for some threads.
 
     With `loop`, the condition is a bound of it that differs between threads.
     Each may run as many iterations all the same.

@@ -75,11 +75,11 @@ class Event(NamedTuple):
 
 
 class Undecided(Exception):
-    """Say that data, or sizes that no caller assumed, decide what threads wait for."""
+    """Say that data or unknown sizes decide the events of a thread."""
 
 
 def waits_between_warps(kernel: Kernel) -> bool:
-    """Return whether roles or warps of a kernel wait for each other, and all of them are of one block.
+    """Return whether roles or warps of one block wait for each other, and no other block takes part.
 
     Warpgroups that take turns by the compiler's order are left out.
     """
@@ -130,7 +130,7 @@ def _is_event(call: Call) -> bool:
 
 
 class _Relevant:
-    """Keep the statements of a kernel that have events, or that set names and variables on which events depend.
+    """Keep the statements with events, and the statements whose names or variables decide events.
 
     All other statements, which are most of a kernel, are left out when events are listed.
     """

@@ -45,6 +45,7 @@ from torch_tile.lowering.common.idle_indices import empty_grids, idle_indices
 from torch_tile.lowering.common.miscounted_arrivals import Arrivals
 from torch_tile.lowering.common.narrow_sums import kept_sums, narrow_sums
 from torch_tile.lowering.common.never_waited import never_waited
+from torch_tile.lowering.common.role_races import role_races
 from torch_tile.lowering.common.stuck_waits import stuck_waits
 from torch_tile.lowering.common.unread_tails import Ends
 from torch_tile.lowering.common.unread_writes import unread_writes
@@ -81,7 +82,7 @@ def check_kernel(program: Program, known_later: Collection[Var] = ()) -> Program
         return program
     gaps = *partly_written(program), *Ends(program).diagnostics(), *unread_writes(program)
     sums = *narrow_sums(program), *kept_sums(program)
-    races = *block_races(program), *cleared_sums(program), *iteration_races(program)
+    races = *block_races(program), *cleared_sums(program), *iteration_races(program), *role_races(program)
     warn_of((*check.warnings, *same, *gaps, *sums, *idle_indices(program), *never_waited(program), *races))
     return program
 
@@ -438,7 +439,7 @@ class _Check(Rewriter):
         return op
 
     def _started_by_one(self, op: TmaCopy) -> None:
-        """Warn of threads that come to a bulk copy and name another tile than the thread that starts it."""
+        """Warn of a bulk copy whose tile depends on the thread: one thread starts the copy, of its own tile."""
         signal = () if op.barrier is None else op.barrier.indices
         named = (*(r.start for side in (op.src, op.dst) for r in side.ranges), *signal)
         places = list(filter(self._parts, named)) if self.runs else []
@@ -637,7 +638,7 @@ def _check_tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _check_clusters(kernel: Kernel, build: Build) -> list[Diagnostic]:
-    """Report a grid that is no whole number of clusters: a GPU launches none of it."""
+    """Report a grid that clusters do not divide: a GPU refuses its launch."""
     sizes = [int(n.value) if isinstance(n, Const) else 0 for n in kernel.grid]
     misfit = next(((a, b) for a, b in zip(sizes, kernel.cluster, strict=False) if a % b), None)
     if misfit is None:
@@ -647,7 +648,7 @@ def _check_clusters(kernel: Kernel, build: Build) -> list[Diagnostic]:
 
 
 def _check_registers(kernel: Kernel, build: Build) -> list[Diagnostic]:
-    """Report fragments of which each thread would hold many times the registers that it has.
+    """Report fragments that need many times the registers of their threads.
 
     Code for each element would be written out, and hardly compiled within minutes.
     """

@@ -16,7 +16,7 @@ from torch_tile.lowering.common.unwritten_results import partly_written
 
 
 def check_sizes(program: Program, sizes: Mapping[Var, Scalar], out_idx: Sequence[int] = ()) -> list[Diagnostic]:
-    """Return what a program hardly means to do at these sizes; `out_idx` names parameters that are results."""
+    """Return warnings of probable mistakes at these sizes. `out_idx` names the parameters that are results."""
     is_sized = bool(dimensions(program))
     fixed = fix_sizes(program, sizes) if is_sized else program
     ends = Ends(fixed)

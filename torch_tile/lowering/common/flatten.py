@@ -12,7 +12,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const, select
 from torch_tile.ir.layout_ops import offset_of
-from torch_tile.ir.node import Rewriter, equal, rebuilt
+from torch_tile.ir.node import Rewriter, equal, rebuilt, with_fields
 from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
@@ -43,10 +43,7 @@ class _Flatten(Rewriter):
         new = self.children(program)
         params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
         workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
-        old, made = (*program.params, *program.workspaces, *program.outputs), (*params, *workspaces, *outputs)
-        if all(a is b for a, b in zip(old, made, strict=True)) and not program.views:
-            return new
-        return replace(new, params=params, workspaces=workspaces, outputs=outputs, views=())
+        return with_fields(new, params=params, workspaces=workspaces, outputs=outputs, views=())
 
     def one(self, buffer: Buffer) -> Buffer:
         """Return the one-dimensional form of a buffer, of a view that of its base, as both are contiguous."""
@@ -64,8 +61,7 @@ class _Flatten(Rewriter):
         return found
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        new, flat = self.children(node), self.one(node.buffer)
-        return new if flat is node.buffer else replace(new, buffer=flat)
+        return with_fields(self.children(node), buffer=self.one(node.buffer))
 
     def visit_Load(self, node: Load) -> Load:
         return self.access(node)
@@ -78,8 +74,7 @@ class _Flatten(Rewriter):
 
     def visit_TensorMap(self, node: TensorMap) -> TensorMap:
         """Keep the sizes and strides, which the one-dimensional form no longer shows."""
-        new, flat = self.children(node), self.one(node.buffer)
-        return new if flat is node.buffer else replace(new, buffer=flat)
+        return with_fields(self.children(node), buffer=self.one(node.buffer))
 
     def access(self, node: A) -> A:
         """Rewrite an access into one of the one-dimensional form."""

@@ -17,7 +17,7 @@ from torch_tile.intrinsics.memory import atomic, cp_async, elements, option
 from torch_tile.ir import dtype as dt, expr, stmt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, minimum, select
-from torch_tile.ir.node import find, symbols
+from torch_tile.ir.node import find, symbols, with_fields
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
@@ -66,7 +66,7 @@ class _Guard(Known):
         """Guard a call by its kind: a wide copy, an asynchronous copy, or another call."""
         call = node.call
         inner = self.children(call)  # an address may need loads, which have guards of their own
-        node = node if inner is call else replace(node, call=inner)
+        node = with_fields(node, call=inner)
         if isinstance(inner, Call) and inner.name in ("vector_copy", "atomic_add_vector"):
             return self.wide(node, inner)
         if isinstance(inner, Call) and inner.name == "cp_async":

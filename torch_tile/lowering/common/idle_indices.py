@@ -31,7 +31,7 @@ def idle_indices(program: Program) -> list[Diagnostic]:
 
 
 def empty_grids(program: Program) -> list[Diagnostic]:
-    """Return a diagnostic for each kernel whose grid has a size that is the number 0.
+    """Return a diagnostic for each kernel with a size 0 in its grid.
 
     Programs with an empty tensor are left out: no block is right for it.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find mbarriers whose number of arrivals is not that of the threads that arrive.
+"""Find mbarriers that expect another number of arrivals than their threads make.
 
 Only certain counts are looked at. All arrivals at the mbarrier, and some wait, stand in loops of equal counts. Around
 them are conditions of threads only. Then each iteration must complete a whole number of phases: at least one, and no

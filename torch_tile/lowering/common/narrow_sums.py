@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find sums that go wrong: of many terms in 16 bits or fewer, and those that a loop stores and never begins anew.
+"""Find wrong sums: many terms in 16 bits or fewer, and sums that a loop stores but never clears.
 
 Sums in registers and on-chip tiles count: products, reductions and `+=`. The number of terms is that of the loops
 around, up to the one that begins the sum anew. Only numbers count: sizes of a call are looked at when it comes.
@@ -75,7 +75,7 @@ class _Sums(Rewriter):
         return store
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        """Look at a product or a reduction that adds to what is there."""
+        """Check a product or a reduction that adds to an existing sum."""
         if isinstance(op, Gemm) and not op.clear_accum:
             depth = op.A.extents[-2 if op.transpose_A else -1]
             self._sum(op, op.C.buffer, op.C.starts, int(depth.value) if isinstance(depth, Const) else 1)

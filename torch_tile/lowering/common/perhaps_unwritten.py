@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find reads of tiles of which a part has no write before it on some path. They may be right: nobody knows the path.
+"""Find reads of tiles that some path leaves partly unwritten. They may be right, if no call takes that path.
 
 A write counts for the box that holds its elements, as in unwritten.py. It does so only where each path to the read
 passes it.

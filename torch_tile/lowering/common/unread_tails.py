@@ -207,7 +207,7 @@ class _Accesses(InOrder):
         kind.setdefault(buffer, []).append(tuple(reaches))
 
     def _look_behind(self, span: Span | None, buffer: Buffer, starts: Sequence[Expr], extents: Sequence[Expr]) -> None:
-        """Report reads of a next element that is not there, and loops of which half the reads find nothing."""
+        """Report reads of an element behind the last one, and loops whose reads are half outside."""
         known, serial = self.outer.ranges, [loop for loop in self.outer.loops if loop.kind is not LoopKind.PARALLEL]
         for start, extent, size in zip(starts, extents, buffer.static_shape or (), strict=True):
             if not self.is_exact(start):

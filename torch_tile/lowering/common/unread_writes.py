@@ -90,6 +90,6 @@ class _Needed:
 
 
 def _accesses(node: Node) -> tuple[IdSet[Buffer], IdSet[Buffer]]:
-    """Return the buffers that a statement or value reads, and those that it writes; views count as what they show."""
+    """Return the buffers that a node reads, and the buffers that it writes, each view by its base."""
     reads, writes = uses(node)
     return IdSet(b.base or b for b in reads), IdSet(b.base or b for b in writes)

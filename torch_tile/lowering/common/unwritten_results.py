@@ -24,7 +24,7 @@ from torch_tile.tileop.results import never_written
 
 
 def partly_written(program: Program, made: Sequence[Buffer] | None = None) -> list[Diagnostic]:
-    """Return a diagnostic for each result of which a part certainly stays unwritten; by default those of T.empty."""
+    """Return a diagnostic for each result with a part that no block writes; by default for results of T.empty."""
     static = [b for b in (program.outputs if made is None else made) if b.static_shape and 0 not in b.static_shape]
     garbage = never_written(program, static)
     results = [b for b in static if b not in garbage]
@@ -35,7 +35,7 @@ def partly_written(program: Program, made: Sequence[Buffer] | None = None) -> li
 
 
 def _gaps(kernels: Sequence[Kernel], results: Sequence[Buffer]) -> list[tuple[Buffer, str]]:
-    """Return the results of which a part stays unwritten, with the indices of the first such part."""
+    """Return the partly unwritten results, each with the indices of its first unwritten part."""
     written: IdMap[Buffer, list[Box]] = IdMap((b, []) for b in results)
     for kernel in kernels:
         if written and not any(is_zero(extent) for extent in kernel.grid):

@@ -12,7 +12,7 @@ from torch_tile.intrinsics import lookup
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var, unary
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Rewriter, contains, equal, find, walk
+from torch_tile.ir.node import Rewriter, contains, equal, find, walk, with_fields
 from torch_tile.ir.stmt import (
     Assert,
     Block,
@@ -178,7 +178,7 @@ class _InPlace(Rewriter):
                 product = _next_product(new.stmts[at + 1 :], one.dst.buffer)
                 if product is not None:
                     _read_source_directly(stmts, at, stmts.index(product), one, product)
-        return new if all(a is b for a, b in zip(stmts, new.stmts, strict=True)) else replace(new, stmts=tuple(stmts))
+        return with_fields(new, stmts=tuple(stmts))
 
     def may_stay(self, copy: Copy) -> bool:
         """Return whether a copy is the only source of a tile with one reader, from memory that does not change."""

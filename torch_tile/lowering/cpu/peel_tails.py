@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.arith_util import Expand, terms_of
 from torch_tile.ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
-from torch_tile.ir.node import Rewriter, equal, symbols, walk
+from torch_tile.ir.node import Rewriter, equal, rebuilt, symbols, walk, with_fields
 from torch_tile.ir.scope_facts import values_for_names
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
@@ -106,21 +106,12 @@ class _Decide(Rewriter):
         condition = self(node.condition)
         if isinstance(condition, Const):
             return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
-        then, otherwise = self(node.then), self(node.otherwise)
-        if condition is node.condition and then is node.then and otherwise is node.otherwise:
-            return node
-        return If(condition, then, otherwise, span=node.span)
+        return with_fields(node, condition=condition, then=self(node.then), otherwise=self(node.otherwise))
 
     def visit_Block(self, block: Block) -> Block:
         """Rewrite a block, with inner blocks merged into it and idle loops dropped."""
-        new = [self(s) for s in block.stmts]
-        if all(a is b for a, b in zip(new, block.stmts, strict=True)):
-            return block
-        flat: list[Stmt] = []
-        for one in new:
-            flat.extend(one.stmts if isinstance(one, Block) else [one])
-        kept = [s for s in flat if not _is_idle(s)]
-        return Block(tuple(kept), span=block.span)
+        new = self.children(block)
+        return block if new is block else rebuilt(new, stmts=tuple(s for s in new.stmts if not _is_idle(s)))
 
 
 def _is_elementwise(loop: For) -> bool:

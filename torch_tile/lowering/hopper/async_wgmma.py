@@ -62,7 +62,7 @@ NOTHING_KNOWN = Ranges()
 MOST_LEADING = 4  # most iterations that run in front of a shifted loop
 LAST_BARRIER = 15  # highest number of a block's named barriers
 MOST_REGISTERS = 240  # of a thread
-OTHERS = 32  # of its registers, for anything but fragments, where it has a second accumulator
+OTHERS = 24  # of its registers, for anything but fragments, where it has a second accumulator
 MOST_PENDING = 7  # most groups that a wait can leave in flight
 
 

@@ -18,7 +18,7 @@ from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var, binary, const
-from torch_tile.ir.node import Rewriter, equal, find, symbols
+from torch_tile.ir.node import Rewriter, equal, find, symbols, with_fields
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 
@@ -56,11 +56,9 @@ class _Elect(Rewriter):
         if role.by_hand:
             return role
         if role.count == WARP:
-            body = self._elected(role.body, role.first)
-            return role if body is role.body else replace(role, body=body)
-        stmts = tuple(self._part(one, role) for one in role.body.stmts)
-        same = all(a is b for a, b in zip(stmts, role.body.stmts, strict=True))
-        return role if same else replace(role, body=Block(stmts))
+            return with_fields(role, body=self._elected(role.body, role.first))
+        body = with_fields(role.body, stmts=tuple(self._part(one, role) for one in role.body.stmts))
+        return with_fields(role, body=body)
 
     def _part(self, one: Stmt, role: Role) -> Stmt:
         """Rewrite a statement of a role if one warp runs it."""
@@ -69,8 +67,7 @@ class _Elect(Rewriter):
         runs = self._threads(one.condition, range(role.first, role.first + role.count))
         if len(runs) != WARP or runs[0] % WARP or runs[-1] != runs[0] + WARP - 1:
             return one
-        then = self._elected(one.then, runs[0])
-        return one if then is one.then else replace(one, then=then)
+        return with_fields(one, then=self._elected(one.then, runs[0]))
 
     def _elected(self, body: Block, first: int) -> Block:
         """Return a warp's part as one lane runs it; the same one if other lanes have work."""
@@ -115,8 +112,7 @@ class _ExpectOnce(Rewriter):
             elif traits is None or not traits.starts:
                 first = None
             found.append(one)
-        same = len(found) == len(block.stmts) and all(a is b for a, b in zip(found, block.stmts, strict=True))
-        return block if same else Block(tuple(found), span=block.span)
+        return with_fields(block, stmts=tuple(found))
 
 
 def _joined(first: Stmt, one: Stmt) -> Stmt | None:

@@ -16,15 +16,13 @@ from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Call, const
-from torch_tile.ir.node import equal, find
+from torch_tile.ir.node import equal, find, with_fields
 from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
 
 
 def init_mbarriers(program: Program) -> Program:
     """Initialise each mbarrier behind its allocation; programs without mbarriers stay as they are."""
-    kernels = tuple(map(_initialised, program.kernels))
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(map(_initialised, program.kernels)))
 
 
 def _initialised(kernel: Kernel) -> Kernel:

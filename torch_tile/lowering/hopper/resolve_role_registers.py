@@ -107,7 +107,7 @@ class _Block:
 
 
 def _refuse_mixed(one: Role, before: Sequence[int]) -> None:
-    """Raise an author error for a role of which some threads would get registers and some give them back."""
+    """Raise an author error for a role whose threads would not all move their registers the same way."""
     if len(before) > 1 and before[0] <= one.registers <= before[-1]:
         why = f"is {one.registers} for warpgroups of which some have {before[0]} registers, some {before[-1]}"
         fix = "write a T.ws for each of them"

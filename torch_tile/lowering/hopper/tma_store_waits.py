@@ -25,7 +25,7 @@ from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, const
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Rewriter, contains, equal, find, symbols
+from torch_tile.ir.node import Rewriter, contains, equal, find, symbols, with_fields
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Stmt, Store, calls
 from torch_tile.lowering.sync.accesses import Collector
 
@@ -95,12 +95,9 @@ class _Defer(Rewriter):
         if loop.kind is not LoopKind.SERIAL or contains(loop.body, Break, Continue):
             new: For = self.children(loop)
             return new
-        stmts = tuple(self(s) for s in loop.body.stmts)
-        same = all(a is b for a, b in zip(stmts, loop.body.stmts, strict=True))
-        body, left = _deferred(loop.body if same else Block(stmts), iterations=True)
-        if body is loop.body:
-            return loop
-        return Block((replace(loop, body=body), *left)) if left else replace(loop, body=body)
+        body, left = _deferred(self.children(loop.body), iterations=True)
+        new = with_fields(loop, body=body)
+        return Block((new, *left)) if left else new
 
 
 def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:

@@ -27,7 +27,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Rewriter, find, symbols
+from torch_tile.ir.node import Rewriter, find, symbols, with_fields
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance, versions_of
@@ -70,9 +70,7 @@ def specialize_warps(program: Program, build: Build, why_not: str = "") -> Progr
         for kernel in program.kernels:
             _each_its_own(kernel, why_not, build)
         return program
-    kernels = tuple(_split_kernel(kernel, build) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(_split_kernel(kernel, build) for kernel in program.kernels))
 
 
 def _split_kernel(kernel: Kernel, build: Build) -> Kernel:
@@ -152,7 +150,7 @@ def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[i
 
 
 class LoopsOfRoles(Rewriter):
-    """The base of passes that rewrite loops of roles that the compiler made, and leave roles of the author."""
+    """Base of passes over the loops of roles. Roles that the author wrote stay."""
 
     inside = False  # whether the visitor is in a role that the compiler made
 

@@ -54,7 +54,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Move:
-    """A statement that may run ahead. `path` has the names and conditions around it that it needs."""
+    """A statement that may run ahead of its iteration, with the names and conditions around it as its `path`."""
 
     stmt: Stmt
     path: Path

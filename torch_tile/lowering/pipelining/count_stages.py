@@ -14,7 +14,7 @@ Statements behind the loop find the ring where its last iteration left it. Value
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from torch_tile.intrinsics.base import syncs
@@ -23,7 +23,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, binary, cast, const
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Rewriter, contains, find, rebuilt, symbols
+from torch_tile.ir.node import Rewriter, contains, find, rebuilt, symbols, with_fields
 from torch_tile.ir.polynomial import Atoms, Monomial, Polynomial, number as constant
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
@@ -53,8 +53,8 @@ class _Place:
     period: int
 
     @property
-    def line(self) -> tuple[int, Terms, int]:
-        """Return what all places that a loop steps through together have in common."""
+    def base(self) -> tuple[int, Terms, int]:
+        """Return the place without its offset `ahead`: the places of a ring that a loop steps share it."""
         return self.step, self.rest, self.period
 
     def modulo(self, period: int) -> _Place:
@@ -91,6 +91,11 @@ class _Forms:
         ahead, number = terms.pop((), 0), None if k is None else self.atoms.variable(k)
         step = 0 if number is None else terms.pop((number,), 0)
         return _Place(step, frozenset(terms.items()), ahead, period)
+
+    def iteration(self, place: _Place, k: Expr) -> _Place | None:
+        """Return the place that a place of a loop becomes where the loop's variable has the value `k`."""
+        position = self.atoms.of(k).scaled(place.step) + Polynomial(dict(place.rest)) + constant(place.ahead)
+        return self.place(position, None, place.period)
 
     def _is_computed(self, number: int) -> bool:
         """Return whether an atom has the value of a call, or of anything in memory but a variable."""
@@ -204,11 +209,12 @@ class _Places(Rewriter):
 class _Ring:
     """The variables that follow a ring through a loop: its `stage`, and `parity` if a wait asks for it.
 
-    They stand at the position `first` ahead of `step * k + rest`, modulo `period`.
+    They stand at the position `first` ahead of `step * k + rest`, modulo `period`, and at `start` in front of the loop.
     """
 
     stages: int
     first: _Place
+    start: Expr
     stage: Buffer
     parity: Buffer | None
     asked: frozenset[int] = frozenset()  # stages ahead that statements ask for
@@ -262,8 +268,8 @@ class _Ring:
         return list(moves)
 
 
-class _Counted(_Places):
-    """Put what variables of rings hold into the places of stages and parities."""
+class _UseVariables(_Places):
+    """Replace stages and parities by the variables that follow their rings."""
 
     def __init__(self, forms: _Forms, k: Var | None, rings: Mapping[Hashable, _Ring]):
         super().__init__(forms, k)
@@ -271,12 +277,12 @@ class _Counted(_Places):
 
     def stage(self, place: _Place) -> Expr | None:
         """Return the stage by a ring's variable, if one follows it."""
-        ring = self.rings.get(place.line)
+        ring = self.rings.get(place.base)
         return None if ring is None else ring.stage_at(place.ahead - ring.first.ahead)
 
     def parity(self, place: _Place) -> Expr | None:
         """Return the parity by a ring's variable, if one follows it."""
-        ring = self.rings.get(place.line)
+        ring = self.rings.get(place.base)
         return None if ring is None or ring.parity is None else ring.parity_at(place.ahead - ring.first.ahead)
 
 
@@ -299,7 +305,7 @@ class _Count(Known):
         outer, found, standing = self.ranges, list[Stmt](), dict[Hashable, _Ring]()
         for one in new.stmts:
             standing = self._left(standing, one)
-            moved = _Counted(self.forms, None, standing)(one) if standing else one
+            moved = _UseVariables(self.forms, None, standing)(one) if standing else one
             found += [name for ring in standing.values() for name in ring.taken()]
             if isinstance(moved, For) and (rings := self._rings(moved)):
                 found += self._loop(moved, rings)
@@ -309,8 +315,7 @@ class _Count(Known):
             if isinstance(one, Let):
                 self.ranges = self.ranges.define(one.var, one.value)
         self.ranges = outer
-        same = len(found) == len(new.stmts) and all(a is b for a, b in zip(found, new.stmts, strict=True))
-        return new if same else Block(tuple(found), span=block.span)
+        return with_fields(new, stmts=tuple(found))
 
     def _rings(self, loop: For) -> list[_Ring]:
         """Return the rings that a loop steps through, each with new variables."""
@@ -323,75 +328,72 @@ class _Count(Known):
             [place for place in places if place.step and changing.isdisjoint(self.forms.used(place.rest))]
             for places in (seen.stages, seen.parities)
         )
-        lines: dict[Hashable, list[_Place]] = {}
+        by_base: dict[Hashable, list[_Place]] = {}
         for place in sorted(stages, key=lambda place: place.ahead):
-            lines.setdefault(place.line, []).append(place)
-        rings = [self._ring(same, parities) for same in lines.values()]
-        return [ring for ring in rings if self._start(loop, ring.first) is not None]
+            by_base.setdefault(place.base, []).append(place)
+        rings = (self._ring(loop, same, parities) for same in by_base.values())
+        return [ring for ring in rings if ring is not None]
 
-    def _ring(self, same: list[_Place], parities: Iterable[_Place]) -> _Ring:
-        """Return the variables for places of a line, with those of the parities that waits there ask for."""
+    def _ring(self, loop: For, same: list[_Place], parities: Iterable[_Place]) -> _Ring | None:
+        """Return the variables for places of one base, with those of the parities that waits there ask for.
+
+        None if nothing tells where the loop begins.
+        """
         size = same[0].period
-        waits = sorted((p for p in parities if p.modulo(size).line == same[0].line), key=lambda p: p.ahead)
-        waits = [p for p in waits if p.line == waits[0].line]
+        waits = sorted((p for p in parities if p.modulo(size).base == same[0].base), key=lambda p: p.ahead)
+        waits = [p for p in waits if p.base == waits[0].base]
         step = waits[0].step if waits else same[0].step
 
         def asked(first: int) -> frozenset[int]:
             """Return which stages ahead an iteration asks for if its variables stand there."""
             return frozenset({(p.ahead - first) % size for p in (*same, *waits)} | {step % size}) - {0}
 
-        first = min((p.ahead for p in same), key=lambda first: len(asked(first)))
-        line = waits[0] if waits else same[0]
-        place = _Place(line.step, line.rest, first, line.period)
-        variables = Buffer("stage", (), int32, "var", below=size), Buffer("parity", (), int32, "var", below=2)
-        return _Ring(size, place, variables[0], variables[1] if waits else None, asked(first))
+        best = min((p.ahead for p in same), key=lambda first: len(asked(first)))
+        first = replace(waits[0] if waits else same[0], ahead=best)
+        start = self._start(loop, first)
+        if start is None:
+            return None
+        stage, parity = Buffer("stage", (), int32, "var", below=size), Buffer("parity", (), int32, "var", below=2)
+        return _Ring(size, first, start, stage, parity if waits else None, asked(best))
 
     def _start(self, loop: For, first: _Place) -> Expr | None:
         """Return the position at which a loop's first iteration finds a ring; None if nothing tells it."""
-        start = self.forms.atoms.of(loop.starts[0]).scaled(first.step)
-        place = self.forms.place(start + Polynomial(dict(first.rest)) + constant(first.ahead), None, first.period)
-        assert place is not None
-        total = self.forms.expr(place.rest)
-        return None if total is None else simplify((total + place.ahead) % first.period, self.ranges)
+        place = self.forms.iteration(first, loop.starts[0])
+        total = None if place is None else self.forms.expr(place.rest)
+        if place is None or total is None:
+            return None
+        return simplify((total + place.ahead) % first.period, self.ranges)
 
     def _loop(self, loop: For, rings: list[_Ring]) -> Iterator[Stmt]:
         """Yield a loop that steps rings, behind the allocation of their variables."""
         for ring in rings:
-            start = self._start(loop, ring.first)
-            assert start is not None
-            yield Alloc(ring.stage, simplify(start % ring.stages, self.ranges), span=loop.span)
+            yield Alloc(ring.stage, simplify(ring.start % ring.stages, self.ranges), span=loop.span)
             if ring.parity is not None:
-                yield Alloc(ring.parity, simplify(start // ring.stages, self.ranges), span=loop.span)
-        body = _Counted(self.forms, loop.vars[0], _by_line(rings))(loop.body)
+                yield Alloc(ring.parity, simplify(ring.start // ring.stages, self.ranges), span=loop.span)
+        body = _UseVariables(self.forms, loop.vars[0], _by_base(rings))(loop.body)
         steps = [step for ring in rings for step in ring.steps()]
         names = [name for ring in rings for name in ring.taken()]
         yield rebuilt(loop, body=Block((*names, *body.stmts, *steps)))
 
     def _behind(self, loop: For, rings: list[_Ring]) -> dict[Hashable, _Ring]:
-        """Return by lines the rings whose positions behind the loop are known."""
+        """Return the rings whose positions behind the loop are known, by their bases there."""
         start, stop = loop.starts[0], loop.stops[0]
-        if not self.ranges.prove(binary("<=", start, stop)) or any(load for load in find(stop, Load)):
+        if not self.ranges.prove(binary("<=", start, stop)) or contains(stop, Load):
             return {}
-        found = []
-        for ring in rings:
-            end = self.forms.atoms.of(stop).scaled(ring.first.step) + Polynomial(dict(ring.first.rest))
-            place = self.forms.place(end, None, ring.first.period)
-            assert place is not None
-            first = _Place(0, place.rest, (ring.first.ahead + place.ahead) % ring.first.period, ring.first.period)
-            found.append(_Ring(ring.stages, first, ring.stage, ring.parity, ring.asked))
-        return _by_line(found)
+        ends = ((ring, self.forms.iteration(ring.first, stop)) for ring in rings)
+        return _by_base([replace(ring, first=end, names={}, waiting=[]) for ring, end in ends if end is not None])
 
     def _left(self, standing: dict[Hashable, _Ring], one: Stmt) -> dict[Hashable, _Ring]:
         """Return the rings whose positions still hold behind a statement."""
         written = IdSet(store.buffer for store in find(one, Store))
-        return {line: ring for line, ring in standing.items() if not written & IdSet(self.forms.used(ring.first.rest))}
+        return {base: ring for base, ring in standing.items() if not written & IdSet(self.forms.used(ring.first.rest))}
 
 
-def _by_line(rings: Iterable[_Ring]) -> dict[Hashable, _Ring]:
-    """Return rings by the lines of their parities and of their stages."""
+def _by_base(rings: Iterable[_Ring]) -> dict[Hashable, _Ring]:
+    """Return rings by the bases of their parities and of their stages."""
     found: dict[Hashable, _Ring] = {}
     for ring in rings:
-        found[ring.first.modulo(ring.stages).line] = found[ring.first.line] = ring
+        found[ring.first.modulo(ring.stages).base] = found[ring.first.base] = ring
     return found
 
 

@@ -16,7 +16,7 @@ from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Rewriter, contains, find
+from torch_tile.ir.node import Rewriter, contains, find, with_fields
 from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import trips
@@ -29,14 +29,13 @@ Way = tuple[bool, tuple[int, ...]]  # whether copies started since the last comm
 
 def prune_async_groups(program: Program) -> Program:
     """Remove commits and waits that order no copy; the copies and their times do not change."""
-    kernels = tuple(_dropped(kernel) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else simplify_stmt(replace(program, kernels=kernels))
+    new = with_fields(program, kernels=tuple(_dropped(kernel) for kernel in program.kernels))
+    return program if new is program else simplify_stmt(new)
 
 
 def _dropped(kernel: st.Kernel) -> st.Kernel:
     """Remove useless commits and waits from one kernel; return the same kernel if it has none."""
-    waits = [_pending(n) for n in find(kernel, Call) if _counted(n) is Sync.DRAIN]
+    waits = [_pending(n) for n in find(kernel, Call) if _group_sync(n) is Sync.DRAIN]
     if not waits or contains(kernel, Break, Continue):
         return kernel
     found = _Groups(max(waits), None)
@@ -93,7 +92,7 @@ class _Groups:
             return ways
         if lookup(call.name).starts:
             return {(True, groups) for _, groups in ways}
-        step = self.commit if _counted(call) is Sync.COMMIT else self.wait
+        step = self.commit if _group_sync(call) is Sync.COMMIT else self.wait
         return {step(call, *way) for way in ways}
 
     def loop(self, loop: For | While, ways: set[Way]) -> set[Way]:
@@ -137,8 +136,8 @@ def _is_copy(call: Call) -> bool:
     return lookup(call.name).engine is Engine.COPY
 
 
-def _counted(call: Call) -> Sync | None:
-    """Return COMMIT or DRAIN if a call closes groups of copies or waits for some; else None."""
+def _group_sync(call: Call) -> Sync | None:
+    """Return COMMIT for a call that commits a group of copies, DRAIN for one that waits for groups, else None."""
     return lookup(call.name).sync if _is_copy(call) else None
 
 
@@ -151,9 +150,9 @@ class _Drop(Rewriter):
     def visit_Do(self, node: Do) -> Stmt:
         """Remove an unneeded commit or wait, and adjust the count of any other wait."""
         call = node.call
-        if not isinstance(call, Call) or _counted(call) is None:
+        if not isinstance(call, Call) or _group_sync(call) is None:
             return node
-        is_wait = _counted(call) is Sync.DRAIN
+        is_wait = _group_sync(call) is Sync.DRAIN
         if call not in self.found.needed and (is_wait or self.agree):
             return Block(())
         count = min(self.found.counts[call]) if is_wait and self.agree else None

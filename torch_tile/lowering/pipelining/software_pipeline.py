@@ -23,7 +23,7 @@ from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contains, field_names, find
+from torch_tile.ir.node import Node, Rewriter, contains, field_names, find, with_fields
 from torch_tile.ir.simplify import is_below, is_literal, simplify, simplify_stmt
 from torch_tile.ir.stmt import (
     Alloc,
@@ -85,8 +85,7 @@ class _Pipeline(Rewriter):
             new.append(made)
             self.later.pop(0)
         self.earlier = outer
-        same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
-        return block if same else Block(tuple(new), span=block.span)
+        return with_fields(block, stmts=tuple(new))
 
     def _pipelined(self, loop: For) -> Stmt:
         """Rewrite one T.Pipelined loop as prologue, main loop and last versions. Its inner loops are plain."""
@@ -155,7 +154,7 @@ class _Pipeline(Rewriter):
         body = self(loop.body)
         self.around -= loop.kind is LoopKind.PIPELINED
         self.later.pop(0)
-        inner = loop if body is loop.body else replace(loop, body=body)
+        inner = with_fields(loop, body=body)
         return self._pipelined(inner) if loop.kind is LoopKind.PIPELINED else inner
 
     def visit_While(self, loop: While) -> Stmt:
@@ -163,7 +162,7 @@ class _Pipeline(Rewriter):
         self.later.insert(0, loop.body.stmts)  # the next iteration
         body = self(loop.body)
         self.later.pop(0)
-        return loop if body is loop.body else replace(loop, body=body)
+        return with_fields(loop, body=body)
 
 
 class _Drop(Rewriter):
@@ -228,7 +227,7 @@ class _Stages:
         return Block((*joining, repeated, *self._read_early(simplify(start + self.depth))))
 
     def _read_early(self, iteration: Expr) -> list[Stmt]:
-        """Build the reads of what addresses of an iteration's copies depend on, if the loop has that iteration."""
+        """Build the reads that an iteration's copies need for their addresses, if the loop has that iteration."""
         reads = Block(tuple(self.early.reads(self.source.vars[0], iteration)))
         return _guarded([_is_below(iteration, self.source)], reads, self.source)
 

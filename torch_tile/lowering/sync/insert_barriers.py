@@ -17,20 +17,19 @@ from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import Protocol
 
 from torch_tile.diagnostics.errors import Span, error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.base import intrinsic_of, lookup, syncs
-from torch_tile.intrinsics.bulk import fence_proxy_async, named_barrier
-from torch_tile.intrinsics.memory import barrier, lanes_barrier, option, warp_barrier
+from torch_tile.intrinsics.bulk import named_barrier
+from torch_tile.intrinsics.memory import lanes_barrier, option, warp_barrier
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, unary
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, contains, equal, find, symbols
+from torch_tile.ir.node import Node, contains, equal, find, symbols, with_fields
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, Store, While
 from torch_tile.lowering.analysis.run_waits import FEW_EVENTS, outcomes, run_waits
@@ -46,6 +45,7 @@ from torch_tile.lowering.sync.facts import (
     refilled,
 )
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
+from torch_tile.lowering.sync.write_barriers import Insert, Place, is_barrier
 
 PASSES = 12  # walks of a loop body before a barrier at its start cuts off its hazards
 DIVERGENT_PASSES = 2  # walks of a divergent loop body before its accesses count as being anywhere
@@ -54,9 +54,7 @@ STARTS = 16  # points of a loop body from which placing is tried
 
 def insert_barriers(program: Program) -> Program:
     """Add the barriers that the program lacks. Raises TileError (`divergent_hazard`) where none can stand."""
-    kernels = tuple(_synchronised(kernel) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(_synchronised(kernel) for kernel in program.kernels))
 
 
 def _synchronised(kernel: st.Kernel) -> st.Kernel:
@@ -208,7 +206,7 @@ class Walk:
         self.shifts: Shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[Buffer]) -> None:
-        """Treat the threads as ordered by the author, whose arrivals hand over memory that engines use again."""
+        """Treat the threads as ordered by the author: explicit arrivals hand memory over to the copy engines."""
         self.facts.refilled, self.publishes = refilled, True
         self.facts.ordered = lambda found: orders_earlier(found) or found.publishes
 
@@ -304,7 +302,7 @@ class Walk:
             state.used |= self.facts.uses_refilled(one)
 
     def _add(self, made: Iterable[Access], state: State) -> None:
-        """Record accesses of the threads that come here."""
+        """Record the accesses of all threads that run this statement."""
         for access in made:
             state.add(access.with_(level=self.splits))
 
@@ -340,7 +338,7 @@ class Walk:
         return isinstance(one, If) and any(barrier in self.awaited for barrier in _mbarriers_of(one)[1])
 
     def _meets_in_warp(self, old: Access, new: Access) -> bool:
-        """Return whether a barrier of the threads of a warp that come here orders two accesses.
+        """Return whether a barrier among the running threads of a warp orders two accesses.
 
         Both have to be accesses of these threads, since they parted from the other threads. They may clash within warps
         alone.
@@ -405,7 +403,7 @@ class Walk:
         return other is not None and other is not self.handing.get(old.origin) and self._waits_for(old, other[1])
 
     def _are_of_branches(self, old: Access, new: Access) -> bool:
-        """Return whether two accesses are of threads in different branches."""
+        """Return whether threads in different branches make two accesses."""
         mine, other = self.parting.get(old.origin), self.parting.get(new.origin)
         return mine is not None and other is not None and mine is not other
 
@@ -492,7 +490,7 @@ class Walk:
                     raise error("divergent_hazard", new.origin.span or one.span, buffer=new.buffer.name)
 
     def _threads_here(self) -> range:
-        """Return the threads that come here, if these are known."""
+        """Return the threads that run this statement, if they are known."""
         if not self.divergent:
             return range(self.hazards.first, self.hazards.first + self.threads)
         return self.group.threads if self.group is not None and self.group.splits == self.splits else range(0)
@@ -740,76 +738,3 @@ def _is_for_all(call: Call, threads: int) -> bool:
     found = lookup(call.name)
     is_wide = found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads)
     return found.is_barrier and is_wide
-
-
-# Insertion of barriers and fences at the places that `Walk` found.
-
-Place = tuple[Block, int]  # a block, and the number of the statement behind the place
-
-
-class Found(Protocol):
-    """The barriers and fences to insert, by place; see `insert_barriers.Walk`."""
-
-    fences: set[Place]
-    shown: set[Place]
-    others: dict[Place, Do]
-    own: dict[Role, Do]
-
-
-def is_barrier(one: Node) -> bool:
-    """Return whether a statement is a barrier of the block."""
-    found = intrinsic_of(one)
-    return found is not None and found.is_barrier and found.scope is Scope.BLOCK
-
-
-def _is_any_barrier(one: Stmt) -> bool:
-    """Return whether a statement is a barrier of any kind."""
-    found = intrinsic_of(one)
-    return found is not None and found.is_barrier
-
-
-class Insert(Rewriter):
-    """Insert barriers and fences into blocks."""
-
-    places: set[Place]
-    found: Found
-
-    def __init__(self, places: set[Place], found: Found):
-        self.places, self.found = places, found
-        self.made: IdMap[Do, Place] = IdMap()  # the places of new barriers
-        self.wait: Do | None = None  # the barrier of the role around
-
-    def visit_Role(self, role: Role) -> Stmt:
-        """Replace the author's block barriers in a role by the barrier of the role."""
-        self.wait = self.found.own.get(role)
-        new = self.children(role)
-        self.wait = None
-        return new
-
-    def visit_Do(self, node: Do) -> Stmt:
-        """Replace an author's barrier by the role's, and remove what only `Walk` reads."""
-        if isinstance(node.call, Call) and node.call.name == "own_phase":
-            return Block(())
-        return node if self.wait is None or not is_barrier(node) else replace(self.wait, span=node.span)
-
-    def at(self, place: Place, one: Stmt, before: bool) -> Iterator[Stmt]:
-        """Yield what stands at a place, `before` a statement or after it; fences stand only in front of barriers."""
-        span = one.span
-        fence = place in self.found.fences and (place in self.places or (before and _is_any_barrier(one)))
-        if fence or (before and place in self.found.shown):
-            yield replace(fence_proxy_async(), span=span)
-        if place in self.places:
-            new = replace(self.found.others.get(place) or barrier(), span=span)
-            self.made[new] = place
-            yield new
-
-    def visit_Block(self, block: Block) -> Block:
-        """Rewrite a block with barriers and fences between its statements."""
-        new: list[Stmt] = []
-        for n, one in enumerate(block.stmts):
-            new += self.at((block, n), one, True)
-            new.append(self(one))
-        if block.stmts:
-            new += self.at((block, len(block.stmts)), block.stmts[-1], False)
-        same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
-        return block if same else Block(tuple(new), span=block.span)

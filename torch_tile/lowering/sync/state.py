@@ -95,7 +95,7 @@ class State:
             self.since[access.key] = _later(access.landed, self.since.get(access.key, access.landed))
 
     def in_warps(self, by_threads: Callable[[Access], bool]) -> None:
-        """Order the accesses that threads make with those that follow in the same warp."""
+        """Order the accesses of threads before the next accesses of the same warp."""
         found = [a.with_(in_warp=a.in_warp or by_threads(a)) for a in self.since.values()]
         self.since = {access.key: access for access in found}
 

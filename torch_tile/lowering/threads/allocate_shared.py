@@ -24,7 +24,7 @@ from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Node, Rewriter, children, contents, find
+from torch_tile.ir.node import Node, Rewriter, children, contents, find, with_fields
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
 SCOPES = ("shared", "barrier")  # scopes of buffers in shared memory
@@ -41,9 +41,7 @@ def allocate_shared(program: Program, build: Build) -> Program:
 
     Raises TileError (`shared_memory`) if a block needs more than the target has.
     """
-    kernels = tuple(_placed(kernel, build) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(_placed(kernel, build) for kernel in program.kernels))
 
 
 @dataclass
@@ -252,7 +250,7 @@ class _Place(Rewriter):
         if new.scope in SCOPES and new.offset is None:
             return Block(())  # never used
         node = self.children(node)  # an initial value may be an element of another buffer
-        return node if new is node.buffer else replace(node, buffer=new)
+        return with_fields(node, buffer=new)
 
     def made_for(self, buffer: Buffer) -> Buffer:
         """Return the copy of `buffer` that has its offset."""

@@ -25,7 +25,7 @@ Element = Load | Store | Address
 
 def needs_holder(node: Store | Do | Let) -> bool:
     """Return whether one of the fragments' elements in a statement is not in every thread, or is updated atomically."""
-    return any(isinstance(e, Address) or not is_everywhere(e.buffer.layout) for e in _elements(node))
+    return any(isinstance(e, Address) or not is_everywhere(e.buffer.layout) for e in _fragment_accesses(node))
 
 
 def is_everywhere(layout: Layout | None) -> bool:
@@ -35,7 +35,7 @@ def is_everywhere(layout: Layout | None) -> bool:
 
 def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[Stmt], Stmt]) -> Stmt:
     """Return the code of a thread for a statement that `needs_holder`. `bind` binds it on tiles in shared memory."""
-    elements = _elements(node)
+    elements = _fragment_accesses(node)
     if not isinstance(node, Let) and not any(isinstance(e, Address) for e in elements):
         held = _by_holder(node, elements, ctx)
         if held is not None:
@@ -47,7 +47,7 @@ def bind_elements(node: Store | Do | Let, ctx: ThreadContext, bind: Callable[[St
     return through_shared(node, fragments, fragments, written, ctx, bind)
 
 
-def _elements(node: Node) -> list[Element]:
+def _fragment_accesses(node: Node) -> list[Element]:
     """Return the accesses to fragments in a statement."""
     return [e for e in find(node, Load, Store, Address) if e.buffer.scope == "fragment"]
 

@@ -120,7 +120,7 @@ class _Bind(Known):
         return self._rewrite_per_thread(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
     def rewrite_where(self, condition: Expr, node: N) -> N:
-        """Rewrite what stands under a condition, and note the condition if only some threads come by."""
+        """Rewrite a node under a condition, and record the condition if only some threads satisfy it."""
         outer = self.branches
         if outer is not None and self.divergence.is_divergent(condition):
             self.branches = *outer, condition

@@ -20,7 +20,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout import replicated, row_major, shared_tile, spread
-from torch_tile.ir.node import Node, Rewriter, children, find
+from torch_tile.ir.node import Node, Rewriter, children, find, with_fields
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Stmt, Store, While
 from torch_tile.tileop import RegisteredOp
@@ -47,7 +47,7 @@ class _Member:
     nest: Nest | None = None
 
     def demands(self, known: Layouts, grown: bool = False) -> list[Demand]:
-        """Return the layouts that follow from the known ones; `grown`: of fragments of which a nest uses slices."""
+        """Return the layouts that follow from the known ones; if `grown`, those of fragments that a nest slices."""
         if isinstance(self.node, RegisteredOp):
             return self.node.infer_layout(known, self.ctx)
         assert self.nest is not None
@@ -257,13 +257,11 @@ class _Apply(Rewriter):
             return buffer
         found = self.made.get(buffer)
         if found is None:
-            layout = self.known.get(buffer)
-            found = self.made[buffer] = buffer if layout is buffer.layout else replace(buffer, layout=layout)
+            found = self.made[buffer] = with_fields(buffer, layout=self.known.get(buffer))
         return found
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
-        new, buffer = self.children(node), self.visit_Buffer(node.buffer)
-        return new if buffer is node.buffer else replace(new, buffer=buffer)
+        return with_fields(self.children(node), buffer=self.visit_Buffer(node.buffer))
 
     def visit_For(self, loop: For) -> For:
         """Give a parallel nest its layout."""

@@ -17,7 +17,7 @@ from torch_tile.intrinsics.wgmma import walks_of
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Var, const
-from torch_tile.ir.node import Node, Rewriter, children, find, symbols
+from torch_tile.ir.node import Node, Rewriter, children, find, symbols, with_fields
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
 
 MANY = 16  # most descriptors that a loop keeps in registers
@@ -30,9 +30,7 @@ def recompute_indices(program: Program) -> Program:
     The thread's index is hidden in kernels whose arrays take more than PLENTY registers. Addresses are hidden in loops
     of products by wgmma with more than MANY descriptors.
     """
-    kernels = tuple(_hidden(kernel) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(_hidden(kernel) for kernel in program.kernels))
 
 
 def registers_of(kernel: Kernel) -> int:
@@ -50,7 +48,7 @@ def _hidden(kernel: Kernel) -> Kernel:
     body = _HideOperands()(kernel.body)
     if kernel.thread is not None and registers_of(kernel) > PLENTY:
         body = _Hide(kernel.thread)(body)
-    return kernel if body is kernel.body else replace(kernel, body=body)
+    return with_fields(kernel, body=body)
 
 
 class _Hide(Rewriter):

@@ -22,7 +22,7 @@ from torch_tile.ir.arith_util import Substitute, terms_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import LOGICAL, Address, Binary, Call, Const, Expr, Load, Select, Var, binary, cast, const
 from torch_tile.ir.idmap import IdMap, mentions
-from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols
+from torch_tile.ir.node import Rewriter, children, contains, equal, find, symbols, with_fields
 from torch_tile.ir.scope_facts import Known
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program, Stmt, Store
@@ -287,7 +287,7 @@ class _Loads(Rewriter):
         outer, self.protected = self.protected, True
         b = self(node.b)
         self.protected = outer
-        return node if a is node.a and b is node.b else replace(node, a=a, b=b)
+        return with_fields(node, a=a, b=b)
 
 
 class _WithoutRemainders(Rewriter):

@@ -18,7 +18,7 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load
 from torch_tile.ir.idmap import IdSet
-from torch_tile.ir.node import Node, find
+from torch_tile.ir.node import Node, find, with_fields
 from torch_tile.ir.stmt import Alloc, For, Kernel, Program, Role, Store, TileOp, While
 from torch_tile.tileop.gemm.mma import problem
 from torch_tile.tileop.gemm.op import Gemm
@@ -33,9 +33,7 @@ PANEL = 128  # bytes of a row of shared memory that warps do not share
 
 def widen_blocks(program: Program, build: Build) -> Program:
     """Give more threads to each kernel whose accumulators otherwise spill; report it."""
-    kernels = tuple(_widened(kernel, build) for kernel in program.kernels)
-    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
-    return program if same else replace(program, kernels=kernels)
+    return with_fields(program, kernels=tuple(_widened(kernel, build) for kernel in program.kernels))
 
 
 def _widened(kernel: Kernel, build: Build) -> Kernel:

@@ -36,8 +36,7 @@ def _fake(args: FusedNormQuantizeArgs[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         x.shape[-1] > 0, lambda: f"tile.{OP}: x has shape {shape_of(x)}; expected a last dimension that is not empty"
     )
     require_value(group >= 0, lambda: f"tile.{OP}: group is {group}; expected a number of columns, or 0 for whole rows")
-    runs = kernels("norm.quantize").runs_of(x.shape[-1], group)
-    scales = x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
+    scales = kernels("norm.quantize").empty_scales(x, group)
     return x.new_empty(x.shape, dtype=dtype), scales, x.new_empty(x.shape if args.keep else (0,))
 
 

@@ -50,8 +50,8 @@ def results(op: str, x: Tensor, group: int, dtype: torch.dtype, name: str = "x")
         lambda: f"tile.{op}: {name} has shape {shape_of(x)}; expected a last dimension that is not empty",
     )
     require_value(group >= 0, lambda: f"tile.{op}: group is {group}; expected a number of columns, or 0 for whole rows")
-    runs = kernels("norm.quantize").runs_of(x.shape[-1], group)
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], runs), dtype=torch.float32)
+    scales: Tensor = kernels("norm.quantize").empty_scales(x, group)
+    return x.new_empty(x.shape, dtype=dtype), scales
 
 
 def _sharding(args: QuantizeFp8Args[Spec] | QuantizeInt8Args[Spec]) -> Rule:
@@ -72,7 +72,8 @@ def quantize_fp8(x: Tensor, group: int = 128, dtype: torch.dtype = torch.float8_
         dtype: float8_e4m3fn or float8_e5m2.
 
     Returns:
-        values `[..., K]` of `dtype`, and float32 scales `[..., K / group]`, rounded up. Neither has a gradient.
+        values `[..., K]` of `dtype`, and float32 scales `[..., K / group]`, rounded up. Neither has a gradient. Scales
+        of runs lie by columns, which begin at multiples of 16 bytes: so bulk copies of products can read them.
     """
     out: tuple[Tensor, Tensor] = torch.ops.tile.quantize_fp8.default(x, group, dtype)
     return out

@@ -228,24 +228,44 @@ class ThreadReduce:
         count = math.prod(size for size, _ in parts)
         if count == 1:
             return []
-        sizes = [math.prod(d.size for d in self.layout.dims[d]) for d in self.kept]
+        rank, _ = self.number_of(parts)
+        rounds: list[Step] = []
+        row: tuple[Expr, ...]
+        if self.ctx.build.sparing and self.outer:
+            digits = [(d.size, d.stride) for n in self.kept for d in self.layout.dims[n] if d.axis == "t"]
+            place, most = self.number_of(digits)
+            sizes, row, rounds = [most], (place,), self.outer
+            why = "with all rows at once a block needs more shared memory than there is"
+            self.ctx.build.remark(self.op.span, "T.reduce", "one row of each thread after the other", why)
+        else:
+            sizes = [math.prod(d.size for d in self.layout.dims[d]) for d in self.kept]
+            row = tuple(coordinate(self.layout, d, self.ctx.thread, self.outer) for d in self.kept)
+        within = [] if rounds else self.outer
         scratch = self.ctx.shared("partials", (count, *sizes), self.dtype)
-        rank: Expr = ZERO
-        for size, stride in parts:
-            rank = rank * size + self.ctx.thread // stride % size
-        row = tuple(coordinate(self.layout, d, self.ctx.thread, self.outer) for d in self.kept)
         slot = self.slot()
         put: Stmt = Store(scratch, (rank, *row), Load(self.partial, (slot,)))
-        put = guarded(self.writer(), unrolled(self.outer, put))
+        put = guarded(self.writer(), unrolled(within, put))
         get: Expr = Load(scratch, (ZERO, *row))
+        take: Stmt = Store(self.partial, (slot,), get)
         if count > MOST_WARPS:
             n = Var("entry", dt.int32, "loop")
             more = Store(self.partial, (slot,), self.plain(Load(self.partial, (slot,)), Load(scratch, (n, *row))))
             rest = For(LoopKind.SERIAL, (n,), (const(1, dt.int32),), (const(count, dt.int32),), Block((more,)))
-            return [Alloc(scratch), put, unrolled(self.outer, Block((Store(self.partial, (slot,), get), rest)))]
-        for number in range(1, count):
-            get = self.plain(get, Load(scratch, (const(number, dt.int32), *row)))
-        return [Alloc(scratch), put, unrolled(self.outer, Store(self.partial, (slot,), get))]
+            take = Block((take, rest))
+        else:
+            for number in range(1, count):
+                get = self.plain(get, Load(scratch, (const(number, dt.int32), *row)))
+            take = Store(self.partial, (slot,), get)
+        if rounds:
+            return [Alloc(scratch), unrolled(rounds, Block((put, take)))]
+        return [Alloc(scratch), put, unrolled(within, take)]
+
+    def number_of(self, digits: Sequence[tuple[int, int]]) -> tuple[Expr, int]:
+        """Number threads by these digits, each a size and a stride; return the thread's number and their count."""
+        number: Expr = ZERO
+        for size, stride in digits:
+            number = number * size + self.ctx.thread // stride % size
+        return number, math.prod(size for size, _ in digits)
 
     def deliver(self) -> list[Stmt]:
         """Store the results at their destination, folded into its content unless it is cleared."""

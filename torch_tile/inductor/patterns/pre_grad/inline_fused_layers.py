@@ -120,8 +120,8 @@ def _is_broadcast_attention(args: Any, kwargs: Any) -> bool:
     return heads and not (all(known(x.shape[0] == q.shape[0]) for x in (k, v)) and known(k.shape[1] == v.shape[1]))
 
 
-def _stays(node: Node) -> str:
-    """Return the reason why a call is as fast as its parts; empty if that is not known."""
+def _why_kept(node: Node) -> str:
+    """Return the reason to keep a fused call; empty if its parts may be faster."""
     return cost_rules.in_fused_layer(node) if node.target is torch._transformer_encoder_layer_fwd else ""
 
 
@@ -144,7 +144,7 @@ def write_out(context: Context) -> None:
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if wants_gradient and context.settings.select == "fastest":
             continue  # nothing in it would be captured
-        if context.settings.select == "fastest" and not context.settings.thorough and (why := _stays(node)):
+        if context.settings.select == "fastest" and not context.settings.thorough and (why := _why_kept(node)):
             context.note("attention", report.KEPT, "an encoder layer in one call", node, why)
             continue
         try:

@@ -13,10 +13,14 @@ ENTRY = "tile_main"
 
 
 class CpuSource(NamedTuple):
-    """Generated text, and the assertions that a nonzero result of the entry names (1-based)."""
+    """Generated text, and the assertions that a nonzero result of the entry names (1-based).
+
+    `disjoint` are pairs of tensors, as those of a CudaSource.
+    """
 
     text: str
     asserts: tuple[tuple[str, Span | None], ...]
+    disjoint: tuple[tuple[int, int], ...] = ()
 
 
 # Result of the CUDA generator: text, and how it is launched.
