@@ -190,6 +190,10 @@ def test_the_same_bits_each_time(two_results, monkeypatch):
     monkeypatch.setattr(two_results, "inputs", lambda: [torch.zeros(8)])  # 0.0 and -0.0 are equal, but not the same
     with pytest.raises(AssertionError, match="results of the same inputs differ"):
         two_results.assert_consistent(repeat=3)
+    # Strides of dimensions of size 1 mean nothing.
+    results = torch.zeros(()), torch.zeros(21).as_strided((3, 1), (1, 20)), torch.zeros(3, dtype=torch.half)
+    monkeypatch.setattr(two_results, "kernel", lambda *_: results)
+    two_results.assert_consistent(repeat=2)
 
 
 def test_sizes_known_at_run_time_by_name():

@@ -365,7 +365,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors are equal bit by bit."""
     import torch
 
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    # A clone has the usual stride in a dimension of size 1, too; `contiguous` keeps any, which `view` refuses.
+    a, b = (x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8) for x in (a, b))
+    return torch.equal(a, b)
 
 
 def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float, equal_nan: bool = True) -> None:

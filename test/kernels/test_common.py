@@ -146,6 +146,10 @@ def test_view_as_ignores_strides_of_single_elements(shape):
                 atol=0,
                 equal_nan=True,
             )
+    for shape in ((1,), (3, 1), (1, 1), (2, 3, 1)):
+        steps = [*torch.empty(shape).stride()]
+        x = torch.randn(64).as_strided(shape, [*steps[:-1], 20])
+        assert torch.equal(view_as(x, torch.uint8), torch.empty(shape).copy_(x).view(torch.uint8))
     x = torch.arange(4096, dtype=torch.uint8).as_strided((3, 32), (33, 1))
     with pytest.raises(RuntimeError, match="stride"):
         view_as(x, torch.int32)

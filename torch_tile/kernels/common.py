@@ -113,10 +113,10 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
 
 def view_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `x.view(dtype)`, also where `Tensor.view` refuses the stride of a dimension of size 1."""
-    single = [isinstance(n, int) and n <= 1 for n in x.shape[:-1]]
+    single = [isinstance(n, int) and n <= 1 for n in x.shape]
     if any(single):
-        steps = [dtype.itemsize if one else s for one, s in zip(single, x.stride()[:-1], strict=True)]
-        x = x.as_strided(x.shape, [*steps, 1])
+        steps = [dtype.itemsize if one else s for one, s in zip(single, x.stride(), strict=True)]
+        x = x.as_strided(x.shape, [*steps[:-1], 1])
     return x.view(dtype)
 
 

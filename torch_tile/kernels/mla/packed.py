@@ -39,8 +39,8 @@ def unpack(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor
 def pack(kv: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor:
     """Round latents `[.., C]` to float8, and put rotary parts `[.., R]` behind them: uint8 `[.., bytes]`."""
     values, scales = quantize.reference(kv, GROUP, E4M3)
-    parts = (values, scales, k_pe.to(torch.bfloat16).contiguous())
-    return torch.cat([x.contiguous().view(torch.uint8) for x in parts], -1)
+    parts = (values, scales, k_pe.to(torch.bfloat16))
+    return torch.cat([view_as(x.contiguous(), torch.uint8) for x in parts], -1)
 
 
 def dequantize_cache(cache: torch.Tensor, latent: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,11 +43,11 @@ def empty_scales(x: torch.Tensor, group: int) -> torch.Tensor:
     """Allocate float32 scales `[..., K / group]`, rounded up, of rows `[..., K]` as products by runs want them.
 
     The scales of all rows for one run lie side by side. They begin at a multiple of 16 bytes: so bulk copies can read
-    them. Scales of whole rows, and those of one row without further dimensions, are contiguous.
+    them. Scales of rows with one run, and those of one row without further dimensions, are contiguous.
     """
     *leading, columns = x.shape
     runs = runs_of(columns, group)
-    if not (group and leading):
+    if not (group and leading) or (isinstance(runs, int) and runs == 1):
         return x.new_empty((*leading, runs), dtype=torch.float32)
     strides, rows = [], 1
     for size in reversed(leading):
