@@ -63,7 +63,9 @@ def test_shapes(shape, engine):
     assert scales.stride() == want[1].stride()
 
 
-@pytest.mark.parametrize("shape", [(5, 300), (3, 7, 300), (2, 3, 4, 256), (300,), (1, 1, 300), (5, 128), (5, 1, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 300), (3, 7, 300), (2, 3, 4, 256), (300,), (1, 1, 300), (5, 128), (5, 1, 7)], ids=str
+)
 def test_scales_of_runs_lie_by_columns(shape, engine):
     """All rows are one dimension of them; a column begins at a multiple of 16 bytes."""
     rows = math.prod(shape[:-1])
