@@ -31,6 +31,7 @@ from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.lowering.hopper.peel_causal import peel_causal
 from torch_tile.lowering.hopper.resolve_own_rows import OWN, resolve_own_rows
 from torch_tile.lowering.hopper.resolve_role_registers import resolve_role_registers
+from torch_tile.lowering.hopper.start_first_loads import start_first_loads
 from torch_tile.lowering.hopper.start_next_tiles import start_next_tiles
 from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 from torch_tile.lowering.hopper.warp_specialize import SPLIT, specialize_warps
@@ -110,6 +111,7 @@ def cuda_passes(
         (insert_barriers, Stage.THREAD),  # every hazard is ordered by a barrier
         (bound(resolve_role_registers), Stage.THREAD),  # no role waits for registers for ever
         (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns unless a barrier lies in a turn
+        (bound(start_first_loads), Stage.THREAD),  # operands of a block's first product come before all others
         (share_divisions, Stage.THREAD),  # lanes of persistent roles find the places of tiles for each other
         (count_stages, Stage.THREAD),  # loops step stages and parities by comparisons
         (flatten, Stage.FLAT),  # one linear index per access

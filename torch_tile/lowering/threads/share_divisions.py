@@ -22,14 +22,14 @@ from torch_tile.intrinsics.memory import shuffle
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.bounds import Interval, Ranges, dtype_interval
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.dtype import bool_, int32
-from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, binary, const, is_zero, unary
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import children, contains, find, symbols
 from torch_tile.ir.scope_facts import Known
-from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.lowering.analysis.first_iteration import FirstIteration
 
 LEAST = 3  # divisions one after the other: the code that shares fewer takes longer to load than it saves
 ZERO = const(0, int32)
@@ -166,21 +166,9 @@ def _by_each_lane(
 
 def _at_first(chain: Sequence[Let], values: IdMap[Var, Buffer], iteration: Var, ranges: Ranges) -> list[Stmt]:
     """Return the statements by which all lanes find the place of the first iteration, without what it does not need."""
-    copies = Instance(IdMap([(iteration, ZERO)]), IdMap(), fresh=True)
-    made: IdMap[Var, Let] = IdMap()
-    for let in chain:
-        value = simplify(copies(let.value))
-        if let.var.type == bool_:
-            known = [const(n, bool_) for n, test in ((1, value), (0, unary("not", value))) if ranges.prove(test)]
-            value = known[0] if known else value
-        if isinstance(value, Const):
-            copies.values[let.var] = value
-            continue
-        name = Var(let.var.name, let.var.type, let.var.role)
-        copies.values[let.var] = name
-        made[name] = Let(name, value, span=let.span)
-        ranges = ranges.define(name, value)
-    stores = [Store(buffer, (), copies(var)) for var, buffer in values.items()]
+    first = FirstIteration(Instance(IdMap([(iteration, ZERO)]), IdMap(), fresh=True), ranges)
+    made = IdMap((new.var, new) for let in chain for new in first.named(let))
+    stores = [Store(buffer, (), first.copies(var)) for var, buffer in values.items()]
     needed = _before((let for let in made.values() if any(let.var in symbols(s) for s in stores)), made)
     return [*(let for let in made.values() if let.var in needed), *stores]
 
