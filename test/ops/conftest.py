@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import common
-from torch_tile.ops import eager, pack_latents
+from torch_tile.ops import eager, matrix_units, pack_latents
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
 
@@ -756,6 +756,7 @@ def gpu(monkeypatch):
     """Tensors of the CPU count as a Hopper GPU's; the driver keeps a diary."""
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
+    monkeypatch.setattr(matrix_units, "torch_has_matrix_units", lambda: False)  # or torch's CPU kernels would run
     machine = common.Machine(Target("cuda", 90), 132)
     for module in modules_of_kernels():
         monkeypatch.setattr(module, "machine_of", lambda x: machine)

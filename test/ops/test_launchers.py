@@ -462,11 +462,11 @@ def asked(fake, call, args):
             for n, memory in enumerate(memories)
             if memory.data_ptr() <= slot < memory.data_ptr() + memory.nbytes()
         ]
-        return found[0] if found else "workspace" if slot > 2**40 or slot in heap else slot
+        return found[0] if found else "workspace" if slot >= heap.start else slot
 
     fake.launches()
     call(*args)
-    heap = heap_of_process()  # which the call may have made longer
+    heap = heap_of_process()  # the call may have moved its end: a workspace is freed behind it
     count = fake.number("slots").value
     return [
         (r.function, list(r.grid), r.block[0], r.shared, list(map(place, r.slots[:count]))) for r in fake.launches()

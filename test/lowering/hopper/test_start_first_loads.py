@@ -17,7 +17,7 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Call, Load, Var, cast, const
+from torch_tile.ir.expr import Address, Call, Load, Var, binary, cast, const
 from torch_tile.ir.node import Node, Rewriter, find
 from torch_tile.ir.stmt import Block, Do, If, Kernel, Let, Program, Role, Stmt
 from torch_tile.ir.verify import Stage, verify
@@ -110,6 +110,24 @@ def test_kernels_without_an_early_product_stay(use: str, least: int) -> None:
     program, build = before(chained(512, 2, use=use, least=least))
     early = use == "" and least == 1
     assert (start_first_loads(program, build) is not program) == early
+
+
+def test_products_whose_loops_stand_in_their_branch_stay() -> None:
+    """Loops of steps that may be none: the first product, and the loop with all others, stand in one branch."""
+    program, build = before(chained(512, 2))
+    (kernel,) = program.kernels
+    *stmts, consumer, producer = kernel.body.stmts
+    assert isinstance(consumer, Role)
+    branch = If(binary("<", kernel.blocks[0], const(1, int32)), consumer.body, Block(()))
+    body = Block((*stmts, replace(consumer, body=Block((branch,))), producer))
+    changed = replace(program, kernels=(replace(kernel, body=body),))
+    assert start_first_loads(changed, build) is changed
+
+
+def test_kernels_without_statements_stay() -> None:
+    program, build = before(chained(512, 2))
+    empty = replace(program, kernels=tuple(replace(kernel, body=Block(())) for kernel in program.kernels))
+    assert start_first_loads(empty, build).kernels == empty.kernels
 
 
 def test_roles_of_the_author_stay() -> None:

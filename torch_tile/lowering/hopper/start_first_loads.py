@@ -31,7 +31,7 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
-from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find, symbols, with_fields
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt
 from torch_tile.lowering.analysis.clone import Instance
@@ -51,10 +51,12 @@ def _with_first_loads(kernel: Kernel, known: Ranges, build: Build) -> Kernel:
     """Rewrite a kernel; the same one if it has another form."""
     stmts = kernel.body.stmts
     met = next((n for n, one in enumerate(stmts) if _is_barrier(one)), 0)
+    if not met:
+        return kernel
     init, behind = stmts[met - 1], stmts[met + 1 :]
     roles = [one for one in behind if isinstance(one, Role) and not one.by_hand]
     pure = all(isinstance(one, Alloc | Let | Role) for one in behind)
-    if not met or not isinstance(init, If) or len(roles) != 2 or roles != list(behind[-2:]) or not pure:
+    if not isinstance(init, If) or len(roles) != 2 or roles != list(behind[-2:]) or not pure:
         return kernel
     assert kernel.thread is not None
     consumer, producer = roles
@@ -99,16 +101,21 @@ def _barriers(one: Stmt) -> list[Buffer]:
 
 
 def _first_operands(consumer: Role) -> list[Buffer]:
-    """Return the mbarriers that consumers wait for before a product in front of their loop over tiles."""
+    """Return the mbarriers that consumers wait for, once each, before a product in front of their loop over tiles."""
     found: list[Buffer] = []
     for one in consumer.body.stmts:
-        waits = [call for call in find(one, Do) if _sync_of(call) is Sync.WAIT]
-        if isinstance(one, For) and waits:
+        waits = _waits(one)
+        if any(_waits(loop) for loop in find(one, For)):  # over tiles, or over the steps of a block's only tile
             return []
         found += [b for call in waits for b in _barriers(call)]
         if any(_starts(call, Engine.WGMMA) for call in find(one, Do)):
-            return found
+            return found if len(IdSet(found)) == len(found) and _certain_waits(consumer) else []
     return []
+
+
+def _waits(one: Stmt) -> list[Do]:
+    """Return the waits in a statement."""
+    return [call for call in find(one, Do) if _sync_of(call) is Sync.WAIT]
 
 
 def _starts(call: Do, engine: Engine) -> bool:
