@@ -26,7 +26,7 @@ SEED = "TORCH_TILE_TEST_SEED"
 CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 WHOLE_SUITE = 8000  # tests, from which on a session is sampled; TORCH_TILE_ALL_WAYS=1 runs all
 ALL_CUBINS = 1000  # tests with a chip, from which on a session is sampled
-SHARES = {1: 2, 4: 4, 24: 8}  # number of cases of a test function -> one of so many is in a sample
+SHARES = {1: 4, 4: 8}  # number of cases of a test function -> one of so many is in a sample
 SAMPLE = Path(__file__).parents[1] / ".ci" / "sample"  # the number of the sample, raised by each landing
 ASSEMBLED = 4  # one of so many tests whose kernels run on simulators makes machine code of them, too
 SAMPLED = {  # one value of these in a sample, others of the same parameters always

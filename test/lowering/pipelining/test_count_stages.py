@@ -140,6 +140,23 @@ def test_waits_and_arrivals_stay(stages: int, scaled: bool) -> None:
         assert after is before if stages in (2, 4) else divisions(before) and not divisions(after)
 
 
+def test_rows_of_a_tile_are_no_stages() -> None:
+    """A thread's rows begin at a quotient, and lie a number of rows apart. Their addresses stay sums of constants."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((96, 16), F), B: T.Tensor((96, 16), F)):
+        with T.Kernel(1, threads=128):
+            thread = T.get_thread_binding()
+            tile = T.alloc_shared((100, 16), F)
+            for i in T.serial(3):
+                for c in T.serial(4):
+                    tile[thread // 4 + 32 * i, thread % 4 * 4 + c] = A[thread // 4 + 32 * i, thread % 4 * 4 + c]
+            T.copy(tile[0:96, :], B)
+
+    before, after = lowered(kernel)
+    assert after is before and find(before, For)
+
+
 def test_two_rings_count_for_themselves() -> None:
     """Each has its variables, and a loop may have no iteration."""
     first, second = random.sample([3, 5, 6, 7], 2)

@@ -149,9 +149,9 @@ def _stages_of(buffer: Buffer) -> int:
     return size if size and is_counted(size) else 0
 
 
-def _divides(e: Expr) -> bool:
-    """Return whether an expression divides."""
-    return any(node.op in ("%", "//") for node in find(e, Binary))
+def _divides(e: Expr, k: Var | None) -> bool:
+    """Return whether an expression divides, by `k` if that is given: a row `thread // 4 + 32 * k` is no stage."""
+    return any(node.op in ("%", "//") and (k is None or k in symbols(node)) for node in find(e, Binary))
 
 
 class _Places(Rewriter):
@@ -188,7 +188,7 @@ class _Places(Rewriter):
         """Visit the stage of an access, which its first index names."""
         new: A = self.children(node)
         stages = _stages_of(new.buffer)
-        if not stages or not _divides(new.indices[0]):
+        if not stages or not _divides(new.indices[0], self.k):
             return new
         place = self.forms.place(self.forms.atoms.of(new.indices[0]), self.k, stages)
         value = None if place is None else self.stage(place)
