@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from torch_tile.compiler.context import Build
-from torch_tile.intrinsics.base import intrinsic_of
+from torch_tile.intrinsics.base import starts, syncs
 from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const, is_zero
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const, is_zero
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find, symbols, with_fields
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt
@@ -50,7 +50,7 @@ def start_first_loads(program: Program, build: Build) -> Program:
 def _with_first_loads(kernel: Kernel, known: Ranges, build: Build) -> Kernel:
     """Rewrite a kernel; the same one if it has another form."""
     stmts = kernel.body.stmts
-    met = next((n for n, one in enumerate(stmts) if _is_barrier(one)), 0)
+    met = next((n for n, one in enumerate(stmts) if syncs(one, Sync.BARRIER, Scope.BLOCK)), 0)
     if not met:
         return kernel
     init, behind = stmts[met - 1], stmts[met + 1 :]
@@ -83,18 +83,6 @@ def _with_first_loads(kernel: Kernel, known: Ranges, build: Build) -> Kernel:
     return replace(kernel, body=replace(kernel.body, stmts=(*stmts[: met - 1], started, *stmts[met:-1], role)))
 
 
-def _is_barrier(one: Stmt) -> bool:
-    """Return whether a statement is the barrier of the block."""
-    traits = intrinsic_of(one) if isinstance(one, Do) else None
-    return traits is not None and traits.sync is Sync.BARRIER and traits.scope is Scope.BLOCK
-
-
-def _sync_of(one: Stmt) -> Sync | None:
-    """Return how a call orders threads; None if it is no such call."""
-    traits = intrinsic_of(one) if isinstance(one, Do) else None
-    return None if traits is None else traits.sync
-
-
 def _barriers(one: Stmt) -> list[Buffer]:
     """Return the mbarriers that a statement names, in order."""
     return [node.buffer for node in find(one, Address) if node.buffer.scope == "barrier"]
@@ -108,26 +96,20 @@ def _first_operands(consumer: Role) -> list[Buffer]:
         if any(_waits(loop) for loop in find(one, For)):  # over tiles, or over the steps of a block's only tile
             return []
         found += [b for call in waits for b in _barriers(call)]
-        if any(_starts(call, Engine.WGMMA) for call in find(one, Do)):
+        if any(starts(call, Engine.WGMMA) for call in find(one, Call)):
             return found if len(IdSet(found)) == len(found) and _certain_waits(consumer) else []
     return []
 
 
 def _waits(one: Stmt) -> list[Do]:
     """Return the waits in a statement."""
-    return [call for call in find(one, Do) if _sync_of(call) is Sync.WAIT]
-
-
-def _starts(call: Do, engine: Engine) -> bool:
-    """Return whether a call starts work of an engine."""
-    traits = intrinsic_of(call)
-    return traits is not None and traits.starts and traits.engine is engine
+    return [call for call in find(one, Do) if syncs(call, Sync.WAIT)]
 
 
 def _certain_waits(consumer: Role) -> list[Buffer]:
     """Return the mbarriers that consumers wait for in each of their tiles."""
     loops = (one for one in consumer.body.stmts if isinstance(one, For))
-    found = (one for loop in loops for one in loop.body.stmts if _sync_of(one) is Sync.WAIT)
+    found = (one for loop in loops for one in loop.body.stmts if syncs(one, Sync.WAIT))
     return [b for one in found for b in _barriers(one)]
 
 
@@ -149,8 +131,8 @@ class _FirstLoad:
         if not any(isinstance(one, For) and self.barrier in _barriers(one) for one in stmts):
             return []
         found = list(self._first(stmts, inside=False))
-        calls = [_sync_of(call) for one in found for call in find(one, Do)]
-        complete = {Sync.EXPECT, Sync.ARRIVE} <= {*calls}
+        calls = [call for one in found for call in find(one, Do)]
+        complete = all(any(syncs(call, sync) for call in calls) for sync in (Sync.EXPECT, Sync.ARRIVE))
         return found if complete and not any(self.thread in symbols(one) for one in found) else []
 
     def _first(self, stmts: Sequence[Stmt], inside: bool) -> Iterator[Stmt]:
@@ -169,7 +151,7 @@ class _FirstLoad:
             elif inside and _is_load(one, self.barrier):
                 assert isinstance(one, If)
                 yield from (self.copies(each) for each in one.then.stmts)
-            elif _sync_of(one) is not Sync.WAIT:  # stages are free at first
+            elif not syncs(one, Sync.WAIT):  # stages are free at first
                 return
 
 
@@ -178,7 +160,7 @@ def _loads_alone(loop: For, barrier: Buffer) -> bool:
     if not any(_is_load(one, barrier) for one in loop.body.stmts):
         return True
     rest = (one for one in loop.body.stmts if not isinstance(one, Let) and not _is_load(one, barrier))
-    return all(_sync_of(one) is Sync.WAIT for one in rest)
+    return all(syncs(one, Sync.WAIT) for one in rest)
 
 
 def _is_counted(loop: For) -> bool:
@@ -192,7 +174,7 @@ def _is_pure(value: Expr) -> bool:
 
 
 class _InFirstIteration(Instance):
-    """Copy statements with the values that counts of steps have at first."""
+    """Copy statements as the first iteration runs them: counts of steps have their first values."""
 
     def __init__(self) -> None:
         super().__init__(IdMap(), IdMap(), fresh=True)
