@@ -52,9 +52,9 @@ JOINING = {  # by the lines of loads, of values and of log-sum-exps
     "parts": (4, lambda: combine.on(SM_90)(torch.bfloat16, torch.float32, 512, sharing_of(2, 2048))),
     "parts of an element each": (16, lambda: combine.on(SM_90)(torch.half, torch.float32, 128, sharing_of(9, 512))),
     "many parts": (9, lambda: combine.on(SM_90)(torch.half, torch.half, 512, sharing_of(64, 1024))),
-    "pieces": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(1, 8))),
-    "pieces of two rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(2, 4))),
-    "pieces of four rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, 512, 8, Joining(4, 2))),
+    "pieces": (16, lambda: combine_pieces.on(SM_90)(torch.half, torch.half, 512, 8, Joining(1, 8, 128))),
+    "pieces of two rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, torch.half, 512, 8, Joining(2, 4, 64))),
+    "pieces of four rows": (16, lambda: combine_pieces.on(SM_90)(torch.half, torch.half, 512, 8, Joining(4, 2, 32))),
 }
 
 

@@ -37,8 +37,7 @@ def test_all_positions_have_a_unit_and_no_unit_waits_for_another(problems):
         for n, length in enumerate(lengths):
             ends = [0, *(stop for _, _, stop in found[n])]
             assert [start for _, start, _ in found[n]] == ends[:-1] and ends[-1] == -(-length // BLOCK)
-            own = found[n][0][0]
-            assert rows[units + n] == (own, found[n][-1][0], int(rows[own][0] != n), 0)
+            assert rows[units + n] == (found[n][0][0], found[n][-1][0], 0, 0)
             assert sum(1 for unit, *_ in found[n]) == found[n][-1][0] - found[n][0][0] + 1
         fair = sum(-(-length // BLOCK) + BEGINNING for length in lengths) / units
         assert max(work, default=0) <= fair + 2 * BEGINNING + 1, (lengths, units)
@@ -99,11 +98,12 @@ def test_pieces_are_joined_whatever_a_block_reads_together(engine, rounds, probl
         lse = problems.tensor(len(lengths), rows, layout="dense")
         want, want_lse = out.double(), lse.double()
         for n, own in found.items():
-            slots = [2 * unit + int(table[unit, 0] != n) for unit, *_ in own]
+            slots = [unit if begin else units + unit for unit, begin, _ in own]
             if len(own) > 1:
                 want[n, 0], want_lse[n] = joined(part[slots].double(), part_lse[slots].double())
-        joining = Joining(problems.pick(1, 2, 4), problems.pick(1, 2, 8))
-        kernel = scheduler.machine_of(part).kernel(combine_pieces)(part.dtype, 16, problems.pick(1, 2, 3, 8), joining)
+        joining = Joining(problems.pick(1, 2, 4), problems.pick(1, 2, 8, 16), problems.pick(32, 64, 128))
+        made = scheduler.machine_of(part).kernel(combine_pieces)
+        kernel = made(out.dtype, part.dtype, 16, problems.pick(1, 2, 3, 8), joining)
         kernel(table, part, part_lse, out, lse)
         for name, a, b in zip(("out", "lse"), (out, lse), (want, want_lse), strict=True):
             check(a, b, f"{name} of {rows} rows, {units} units and lengths {lengths}, {joining}")

@@ -32,7 +32,7 @@ from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
-from torch_tile.kernels.mla.tiles import GROUP, SLACK, Positions, hide, load_cache, store_through
+from torch_tile.kernels.mla.tiles import GROUP, SLACK, Positions, hide, load_cache, store_weighted
 from torch_tile.kernels.split_k import combine_parts
 
 
@@ -123,7 +123,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
     stored_multiple = 2 * spec.vector if spec.packed and spec.vector > 1 else spec.vector
     scale_shape = (d0, d1, spec.latent // GROUP)
     scale_types = [strided("scales", scale_shape, torch.float32, unit=False, align=4)] if spec.packed else []
-    work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
+    work_item_types = scheduled_types(lines, latent, config.part_dtype(spec)) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_dtype = config.part_dtype(spec) if config.split else spec.dtype
     out_shape = (*part, batch, lines, latent)
@@ -152,6 +152,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
         with T.Kernel(*grid, threads=config.threads) as (bx, split, bz):
             if config.split or work_items:
                 T.pdl_trigger()
+            row = work_items.read(split) if work_items else None
             own = (split,) if config.split else ()
             held, rest = config.held, width - config.held
             q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), spec.dtype)
@@ -162,8 +163,8 @@ def flash_mla(config: Config, spec: Spec) -> Any:
             lse_made = T.alloc_fragment((rows, latent), accum)
             row_max, base, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(4))
             partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
-            for piece in T.serial(work_items.pieces(split)) if work_items else (0,):
-                sequence = work_items.sequence(split, piece) if work_items else bz
+            unit: Any = work_items.unit(split, row) if work_items else None
+            for sequence in T.serial(unit.first, unit.last + 1) if work_items else (bz,):
                 T.copy(q[sequence, bx * rows, held], q_tile[:, : latent - held])
                 T.copy(q_pe[sequence, bx * rows, 0], q_tile[:, latent - held : rest])
                 if held:
@@ -179,7 +180,7 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                 length = indices.shape[1] if spec.listed else present
                 first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
                 first, end = (
-                    work_items.blocks(split, piece, keys, length)
+                    unit.blocks(sequence, keys, length)
                     if work_items
                     else spec.key_blocks(config, length, splits, split)
                 )
@@ -208,17 +209,16 @@ def flash_mla(config: Config, spec: Spec) -> Any:
                 for i in T.Parallel(rows):
                     row_max[i] = row_max[i] * (scale if spec.folded else 1.0) + T.log(row_sum[i])
                     rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
-                first_owner, last_owner = work_items.owners(sequence) if work_items else (0, 0)
-                if first_owner >= last_owner:
+                through = q_tile if config.staged else None
+                if work_items.is_divided(sequence) if work_items else False:
+                    slot = work_items.slot(unit, sequence)
+                    for i in T.Parallel(rows):
+                        work_items.part_lse[slot, bx * rows + i] = row_max[i]
+                    store_weighted(through, lse_made, rescale, work_items.part, (slot,), bx * rows)
+                else:
                     for i in T.Parallel(rows):
                         lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
-                    if config.staged:
-                        store_through(q_tile, lse_made, rescale, out, (*own, sequence), bx * rows)
-                    else:
-                        for i, c in T.Parallel(rows, latent):
-                            out[(*own, sequence, bx * rows + i, c)] = T.cast(lse_made[i, c] * rescale[i], out_dtype)
-                else:
-                    work_items.store_part(split, piece, lse_made, rescale, row_max, bx * rows)
+                    store_weighted(through, lse_made, rescale, out, (*own, sequence), bx * rows)
 
     return mla_decode
 
@@ -304,7 +304,7 @@ def run(
         slots = 2 * (schedule.shape[0] - batch)
         left = (
             schedule.contiguous(),
-            lse.new_empty((slots, q_len * heads, latent)),
+            q.new_empty((slots, q_len * heads, latent), dtype=config.part_dtype(spec)),
             lse.new_empty((slots, q_len * heads)),
         )
         config = replace(config, scheduled=True)

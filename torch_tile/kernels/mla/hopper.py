@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch_tile.language as T
@@ -26,7 +27,7 @@ from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
 from torch_tile.kernels.mla.spec import MOST_SPLITS, Config, Spec
-from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, Steps, hide, store_through
+from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, Steps, hide, store_weighted
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 FIRST, SECOND = 1, 2  # barriers: the weights of the first or second tile of a pair are there
@@ -231,14 +232,14 @@ def length_of(lengths: Sequence[Any], covered: Any, at: Any) -> Any:
     return T.clamp(lengths[0][at], 0, covered) if lengths else covered
 
 
-def steps_of(config: Config, work_items: Any, length: Any, splits: Any, split: Any, number: Any) -> Steps:
-    """Return the pairs of tiles of a block. A schedule is read at the piece's number.
+def steps_of(config: Config, unit: Any, length: Any, splits: Any, split: Any, at: Any) -> Steps:
+    """Return the pairs of tiles of sequence `at` that a block takes.
 
     Splits take pairs in turns, so that they know their first one without a length. Those of an empty range have one
     pair without visible positions.
     """
-    if work_items:
-        begin, end = work_items.blocks(split, number, config.block_kv, length)
+    if unit:
+        begin, end = unit.blocks(at, config.block_kv, length)
         return Steps(begin, 2, end, T.max(T.ceildiv(end - begin, 2), 1))
     first, stride = (T.min(split, MOST_SPLITS), T.min(splits, MOST_SPLITS)) if config.split else (0, 1)
     pairs = T.ceildiv(T.ceildiv(length, 2 * config.block_kv) - first, stride)
@@ -258,7 +259,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = spec.cache_shapes(batch)
     length_types = [] if spec.whole else [T.Tensor((batch,), "int32")]
-    work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
+    work_item_types = scheduled_types(lines, latent, config.part_dtype(spec)) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_shape, out_dtype = (*part, batch, lines, latent), config.part_dtype(spec) if config.split else spec.dtype
 
@@ -283,6 +284,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
         with T.Kernel(*grid, threads=config.threads + 128) as (bx, split, bz):
             if config.split or work_items:
                 T.pdl_trigger()
+            row = work_items.read(split) if work_items else None
             q_tile = T.alloc_shared((rows, latent), spec.dtype)
             widths = [half, half + spec.rotary, half, half + spec.rotary]
             tiles = [T.alloc_shared((keys, columns), spec.dtype) for columns in widths]
@@ -299,18 +301,19 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
             with T.ws(2):
                 T.dec_max_nreg(24)
                 done = T.alloc_var("int32", 0)
-                for number in T.serial(work_items.pieces(split)) if work_items else (0,):
-                    at = work_items.sequence(split, number) if work_items else bz
+                unit: Any = work_items.unit(split, row) if work_items else None
+                for at in T.serial(unit.first, unit.last + 1) if work_items else (bz,):
                     length = length_of(lengths, covered, at)
-                    steps = steps_of(config, work_items, length, splits, split, number)
+                    steps = steps_of(config, unit, length, splits, split, at)
                     halves.load_pairs((kv, k_pe), table, at, steps, done)
                     done += steps.pairs
             for side in [0, 1]:
                 with T.ws(side):
                     T.inc_max_nreg(240)
                     done = T.alloc_var("int32", 0)
-                    for number in T.serial(work_items.pieces(split)) if work_items else (0,):
-                        at = work_items.sequence(split, number) if work_items else bz
+                    unit = work_items.unit(split, row) if work_items else None
+                    for at in T.serial(unit.first, unit.last + 1) if work_items else (bz,):
+                        number = at - unit.first if work_items else 0
                         if side == 0:  # not by the producer, which so has its first tile sooner
                             if work_items:
                                 T.mbarrier_wait_parity(q_free, (number + 1) % 2)
@@ -320,7 +323,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                             if T.shuffle_elect(128):
                                 T.mbarrier_arrive(q_full)
                         length = length_of(lengths, covered, at)
-                        steps = steps_of(config, work_items, length, splits, split, number)
+                        steps = steps_of(config, unit, length, splits, split, at)
                         # The second tile of the last pair may begin past the share.
                         limit = T.min(length, steps.end * keys)
                         reach = length - q_len
@@ -331,6 +334,7 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                             held = T.alloc_fragment((rows, PANEL), spec.dtype)
                             T.copy(q_pe[at, bx * rows, c], held)
                             queries.append(held)
+                        is_divided = work_items.is_divided(at) if work_items else False
                         state.begin()
                         T.mbarrier_wait_parity(q_full, number % 2)
                         if side == 0:
@@ -339,19 +343,20 @@ def flash_mla_hopper(config: Config, spec: Spec) -> Any:
                             ping_pong.second_warpgroup(state, queries, done)
                         done += steps.pairs
                         state.combine_row_sums(ends, side, scale if spec.folded else 1.0)
-                        first_owner, last_owner = work_items.owners(at) if work_items else (0, 0)
-                        if first_owner >= last_owner:
+                        through = q_tile if config.staged else None
+                        store = partial(store_weighted, through, acc, rescale, column=side * half, bulk=True)
+                        if is_divided:
+                            slot = work_items.slot(unit, at)
+                            if side == 0:
+                                for i in T.Parallel(rows):
+                                    work_items.part_lse[slot, bx * rows + i] = row_max[i]
+                            store(work_items.part, (slot,), bx * rows)
+                        else:
                             own = (split,) if config.split else ()
                             if side == 0:
                                 for i in T.Parallel(rows):
                                     lse[(*own, at, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
-                            if config.staged:
-                                store_through(q_tile, acc, rescale, out, (*own, at), bx * rows, side * half, bulk=True)
-                            else:
-                                for i, c in T.Parallel(rows, half):
-                                    out[(*own, at, bx * rows + i, side * half + c)] = acc[i, c] * rescale[i]
-                        else:
-                            work_items.store_part(split, number, acc, rescale, row_max, bx * rows, side * half)
+                            store(out, (*own, at), bx * rows)
                         if work_items:
                             T.mbarrier_arrive(q_free)
 

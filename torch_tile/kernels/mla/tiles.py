@@ -114,23 +114,27 @@ def hide(
 
 
 @T.macro
-def store_through(
+def store_weighted(
     tile: Any, acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any, column: int = 0, bulk: bool = False
 ) -> None:
-    """Store rows of `acc` times their weights to `out` at `place`, from row `first` and column `column` on. They go
-    through a tile, in 16-byte accesses or by `bulk` copies, which are few instructions.
+    """Store rows of `acc` times their weights to `out` at `place`, from row `first` and column `column` on. They
+    go through a shared `tile` if there is one, by 16-byte accesses or by `bulk` copies. These are few instructions.
     """
-    result = T.alloc_fragment(acc.shape, out.dtype)
-    for i, c in T.Parallel(*acc.shape):
-        result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
-    part = tile[:, column : column + acc.shape[1]]
-    T.copy(result, part)
-    if bulk:
-        T.fence_proxy_async()
-        T.sync_threads()
-        T.tma_copy(part, out[(*place, first, column)])
+    if tile is None:
+        for i, c in T.Parallel(*acc.shape):
+            out[(*place, first + i, column + c)] = T.cast(acc[i, c] * weight[i], out.dtype)
     else:
-        T.copy(part, out[(*place, first, column)])
+        result = T.alloc_fragment(acc.shape, out.dtype)
+        for i, c in T.Parallel(*acc.shape):
+            result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
+        part = tile[:, column : column + acc.shape[1]]
+        T.copy(result, part)
+        if bulk:
+            T.fence_proxy_async()
+            T.sync_threads()
+            T.tma_copy(part, out[(*place, first, column)])
+        else:
+            T.copy(part, out[(*place, first, column)])
 
 
 # Two tiles of positions in halves, which come and go one by one, for MLA decoding by turns (hopper.py).
