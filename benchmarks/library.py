@@ -648,6 +648,8 @@ def _decodings() -> Iterator[Case]:
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
         yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
         yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
+        yield Case(f"mla {name} split 128", _decoding(dtype, 128, 2, 0))
+        yield Case(f"mla {name} split 128 paged", _decoding(dtype, 128, 2, 64))
         yield Case(f"lightning_index {name}", _indexing(dtype))
         yield Case(f"nsa_select {name}", partial(_selecting, dtype))
         for heads in (16, 128):

@@ -7,8 +7,9 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention.arguments import empty_beside
-from torch_tile.kernels.common import Machine
-from torch_tile.kernels.mla.decode import flash_mla, mla_decode, reference
+from torch_tile.kernels.common import Machine, machine_of
+from torch_tile.kernels.mla.args import MlaDecodeArgs
+from torch_tile.kernels.mla.decode import flash_mla, mla_decode, reference, run
 from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for
 
 
@@ -189,6 +190,14 @@ def test_no_queries(shape, engine):
     )
     out, lse = mla_decode(q, q_pe, kv, k_pe)
     assert out.shape == (*shape, 16) and lse.shape == shape
+
+
+def test_no_kernel_takes_more_positions_than_32_bits_number():
+    """A table can name so many, since it may name a page again and again."""
+    q, q_pe, kv, k_pe = (torch.zeros(s) for s in ((1, 1, 2, 32), (1, 1, 2, 16), (3, 16, 32), (3, 16, 16)))
+    table = torch.zeros(1, 1, dtype=torch.int32).expand(1, 2**27)
+    args = MlaDecodeArgs(q, q_pe, kv, k_pe, table, torch.tensor([5], dtype=torch.int32))
+    assert not run(args, torch.empty(1, 1, 2, 32), torch.empty(1, 1, 2), machine_of(q))
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.4, -0.2, 30.0])

@@ -31,7 +31,7 @@ from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.args import MlaDecodeArgs
 from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
-from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
+from torch_tile.kernels.mla.spec import MOST_POSITIONS, Config, Problem, Spec, config_for, splits_for
 from torch_tile.kernels.mla.tiles import GROUP, SLACK, Positions, hide, load_cache, store_weighted
 from torch_tile.kernels.split_k import combine_parts
 
@@ -275,6 +275,8 @@ def run(
     positions = positions if indices is None else indices.shape[1]
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     problem = Problem(batch, q_len * heads, positions)
+    if typical(problem).positions > MOST_POSITIONS:
+        return False
     if config is None and typical(problem).batch <= EVENLY_SPLIT:
         schedule = None
     spec = _spec_of(q, q_pe, kv, k_pe, out, machine, 0 if block_table is None else kv.shape[1], seq_lens is None, scale)

@@ -26,7 +26,7 @@ from torch_tile.kernels.attention.softmax import base_of, factor_of
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.library_jit import library_jit
 from torch_tile.kernels.mla.scheduler import WorkItems, scheduled_types
-from torch_tile.kernels.mla.spec import MOST_SPLITS, Config, Spec
+from torch_tile.kernels.mla.spec import MOST_POSITIONS, MOST_SPLITS, Config, Spec
 from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, Steps, hide, store_weighted
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
@@ -158,7 +158,8 @@ class PingPong:
     def update_row_max(self, state: SoftmaxState, pair: Any, tile: int) -> None:
         """Mask the positions of a tile that are not visible, and update the row maxima."""
         keys = state.scores.shape[1]
-        first = (self.steps.begin + self.steps.stride * pair + tile) * keys
+        # Tiles behind the limit begin there: 32 bits hold that.
+        first = T.min((self.steps.begin + self.steps.stride * pair + tile) * keys, self.limit)
         if self.spec.needs_mask(first, keys, self.limit, self.first_own):
             hide(self.spec, state.scores, first, self.limit, self.reach, self.heads, self.row, self.scale)
             self.halves.clear(tile, first, self.limit)
@@ -229,7 +230,7 @@ class PingPong:
 
 def length_of(lengths: Sequence[Any], covered: Any, at: Any) -> Any:
     """Return the number of positions of a sequence."""
-    return T.clamp(lengths[0][at], 0, covered) if lengths else covered
+    return T.clamp(lengths[0][at], 0, covered) if lengths else T.min(covered, MOST_POSITIONS)
 
 
 def steps_of(config: Config, unit: Any, length: Any, splits: Any, split: Any, at: Any) -> Steps:

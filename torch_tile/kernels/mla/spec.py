@@ -171,6 +171,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int =
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
+MOST_POSITIONS = 2**31 - 1  # of a sequence, so that 32 bits hold their numbers
 MOST_SPLITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
 LEAST_SPLIT = 128  # positions: a pair of tiles, which blocks with turns take together
 
