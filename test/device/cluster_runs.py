@@ -29,6 +29,7 @@ CLUSTERS = [(2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1), (4, 2, 1), (2
 # drops 13 of each factor), and of results.
 PRODUCTS = {"float16": 2**-19, "bfloat16": 2**-19, "float8_e4m3fn": 2**-9, "float32": 2**-9, "int8": 0}
 RESULTS = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-20, "int32": 0}
+LEAST = {"float16": 2**-14, "bfloat16": 2**-126, "float32": 2**-126, "int32": 0}  # below, digits become fewer
 
 
 @dataclass
@@ -77,7 +78,7 @@ def product(dtype, out, factors):
     def reference(*inputs):
         a, b = factors(*(x.double() for x in inputs))
         want = a @ b
-        return want, RESULTS[out] * want.abs() + PRODUCTS[dtype] * (a.abs() @ b.abs())
+        return want, RESULTS[out] * want.abs().clamp_min(LEAST[out]) + PRODUCTS[dtype] * (a.abs() @ b.abs())
 
     return reference
 
