@@ -299,7 +299,8 @@ def test_mla_decode(paged, problems, check):
     for _ in range(problems.count):
         dtype = problems.pick(torch.float16, torch.bfloat16, torch.bfloat16, torch.float32)
         latent, rotary = problems.pick((512, 64), (512, 64), (128, 64), (64, 16), (24, 5))
-        batch, q_len, heads = problems.pick(1, 5, 20), problems.pick(1, 1, 2, 3), problems.pick(1, 16, 64, 128, 37)
+        batch = problems.pick(1, mla_decode.EVENLY_SPLIT, mla_decode.EVENLY_SPLIT + 1, 20)
+        q_len, heads = problems.pick(1, 1, 2, 3), problems.pick(1, 16, 64, 128, 37)
         page, columns = (problems.pick(1, 16, 64, 128, 50), problems.pick(1, 3, 9)) if paged else (0, 0)
         covered = page * columns if paged else problems.size(900)
         rows = (batch * columns + 2, page) if paged else (batch, covered)

@@ -94,10 +94,10 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return placed_beside(torch.einsum("bths,bsc->bthc", p, latent), q), lse.contiguous()
 
 
-# Up to so many sequences are split evenly, whatever a plan says: joining the pieces of a plan costs more than waiting
-# for the longest sequence. One of 8192 positions takes 27 us so and 31 by a plan. Four of up to 8192 take 38 and 35
-# (128 heads, H200).
-EVENLY_SPLIT = 3
+# Up to so many sequences are split evenly, whatever a plan says: they wait less for the longest one than a plan costs.
+# Six of random lengths up to 8192 take 34 us so and 39 by a plan. Eight take 41 and 42, and 40 and 26 if all but one
+# are short (128 heads, H200).
+EVENLY_SPLIT = 6
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.

@@ -38,8 +38,7 @@ BEGINNING = 4  # blocks: what it costs to begin a piece and to write what came o
 LEAST_PIECE = 4  # blocks of a unit's share: pieces below take longer to join than to make
 FIELDS = 4
 BLOCKS_THAT_JOIN = 16  # for each SM: fewer join rows one after the other, more take as long to start
-MOST_AHEAD = 8  # pieces of several rows that such a block reads together
-MOST_PIECES = 16  # of one row
+MOST_AHEAD = 8  # pieces of rows that such a block reads together; more are too much code to fetch
 
 # The row of a unit: its first sequence and the first block there, its last sequence and the end of the blocks there.
 # Without work the last sequence stands before the first.
@@ -329,8 +328,8 @@ def _joined_together(shared: Shared, machine: Machine) -> tuple[int, Joining]:
     Blocks are few, since most of them may only find that there is nothing to join. A sequence of many has two pieces.
     """
     shared = typical(shared)
-    pieces = min(power_of_two(max(2, shared.units // max(shared.batch, 1))), MOST_PIECES)
+    pieces = min(power_of_two(max(2, shared.units // max(shared.batch, 1))), MOST_AHEAD)
     readers = power_of_two(shared.row_bytes // VECTOR_BYTES)  # of the widest accesses, so that instructions are few
-    joining = Joining(max(1, MOST_AHEAD // pieces), pieces, max(WARP, min(readers, 128)))
+    joining = Joining(MOST_AHEAD // pieces, pieces, max(WARP, min(readers, 128)))
     height = -(-min(shared.batch, shared.units) * shared.rows // (BLOCKS_THAT_JOIN * machine.num_sms))
     return max(power_of_two(height), joining.rows), joining
